@@ -1,0 +1,59 @@
+"""The `agentropy` command: one module in `commands/` a subcommand, each with `register(subparsers)`.
+
+Only argparse is imported here, so `agentropy --help` answers at once; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from agentropy.errors import UserError
+
+# The order is that of the help page.
+COMMANDS = ("train", "warm_start", "shape", "tasks", "sandbox", "grade", "doctor")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every subcommand registered."""
+    parser = argparse.ArgumentParser(
+        prog="agentropy",
+        description="Entropy-guided reinforcement learning for tool-using language-model agents.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"agentropy.commands.{name}").register(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from agentropy import __version__
+
+        print(f"agentropy {__version__}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(args.run(args) or 0)
+    except UserError as error:
+        print(f"agentropy {args.command.replace('_', '-')}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `agentropy shape … | head` is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Fixtures every test file can use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of known cases and real questions beside the checkout; tests that need it skip without it."""
+    root = Path(os.environ.get("AGENTROPY_SHARED", Path(__file__).parents[2] / "shared"))
+    if not root.is_dir():
+        pytest.skip(f"no folder of shared cases at {root} (set AGENTROPY_SHARED)")
+    return root
