@@ -79,14 +79,11 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 def unbox(text: str) -> str:
     """The content of a text that is one box, however deep; any other text unchanged."""
     for _ in range(8):
-        inner = boxes(text.strip())
         stripped = text.strip().strip("$").strip()
-        if len(inner) != 1 or len(inner[0][2]) == 0:
-            return text
-        start, end, content = boxes(stripped)[0] if boxes(stripped) else (1, 0, "")
-        if start != 0 or end != len(stripped):
-            return text
-        text = content
+        found = boxes(stripped)
+        if len(found) != 1 or found[0][:2] != (0, len(stripped)):
+            break
+        text = found[0][2]
     return text
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from agentropy.evaluation.grading.verdict import Verdict, best, unscorable, wrong
+from agentropy.evaluation.grading.verdict import Reason, Verdict, best, unscorable, wrong
 
 Metric = Literal["em", "f1", "em_squad", "f1_squad"]
 METRICS: tuple[str, ...] = get_args(Metric)
@@ -51,7 +51,11 @@ def normalize_strict(text: str) -> str:
     text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
     protected = {m.start() for m in _IN_NUMBER.finditer(text)}
     kept = "".join(
-        c if i in protected else " " if c == "," and text[i - 1 : i].isdigit() and text[i + 1 : i + 2].isdigit() else ""
+        c
+        if i in protected
+        else " "
+        if c == "," and text[i - 1 : i].isdigit() and text[i + 1 : i + 2].isdigit()
+        else ""
         if c in _ASCII_PUNCTUATION or unicodedata.category(c)[0] == "P"
         else c
         for i, c in enumerate(text)
@@ -128,11 +132,9 @@ def _grade_pair(answer: str, gold: str, metric: Metric) -> Verdict:
     if not gold.strip():
         return unscorable("ungradable", answer, "the gold answer is empty")
     reference = metric.endswith("_squad")
-    exact, overlap = (
-        _pair_score(answer, gold, normalize_squad, str.split) if reference else _strict(answer, gold)
-    )
+    exact, overlap = _pair_score(answer, gold, normalize_squad, str.split) if reference else _strict(answer, gold)
     score = float(exact) if metric.startswith("em") else overlap
-    reason = "equal_exact" if exact else "partial" if score > 0 else "different"
+    reason: Reason = "equal_exact" if exact else "partial" if score > 0 else "different"
     normalize = normalize_squad if reference else normalize_strict
     detail = f"{metric} {score:.4g}: {normalize(answer)!r} against {normalize(gold)!r}"
     return Verdict(exact, score, reason, answer, detail)
