@@ -1,0 +1,27 @@
+"""What an agent can call."""
+
+from __future__ import annotations
+
+from agentropy.tools.base import Tool, ToolBox, ToolSession
+from agentropy.tools.functions import from_environment, from_function
+from agentropy.tools.parts import ToolLost
+from agentropy.tools.python import python_tool
+from agentropy.tools.search import Document, Hit, SearchIndex, search_tool, show_best, show_hits
+from agentropy.tools.session import make_toolbox
+
+__all__ = [
+    "Document",
+    "Hit",
+    "SearchIndex",
+    "Tool",
+    "ToolBox",
+    "ToolLost",
+    "ToolSession",
+    "from_environment",
+    "from_function",
+    "make_toolbox",
+    "python_tool",
+    "search_tool",
+    "show_best",
+    "show_hits",
+]
