@@ -1,0 +1,420 @@
+"""`LocalSandbox`: the asyncio side of the supervisor. Sends programs, awaits results, restarts a supervisor that died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from agentropy.errors import UserError
+from agentropy.sandbox.forkserver import clean_environment, command
+from agentropy.sandbox.results import Capabilities, ExecutionResult, Limits
+from agentropy.sandbox.session import Session
+
+ISOLATIONS = ("strict", "namespaces", "landlock")
+MEGA = 1 << 20
+SYSTEM_TREES = (
+    "/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
+    "/usr/share/zoneinfo", "/usr/share/fonts", "/etc/fonts",
+)  # fmt: skip
+
+
+class SandboxBusy(RuntimeError):
+    """More calls wait than `Limits.queue` allows."""
+
+
+class LocalSandbox:
+    """Runs untrusted Python on this machine, each program in a locked child of a warm interpreter.
+
+    `workers` programs run at once (default: one per core); further calls wait and their clocks start when they do.
+    `isolation`: "strict" needs Landlock and seccomp, or namespaces, and adds namespaces where possible; "namespaces"
+    requires them; "landlock" leaves them out. Where the floor can't be had, `start` raises UserError, unless `allow_unsafe`.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        preload: Sequence[str] = ("numpy", "sympy"),
+        isolation: str = "strict",
+        allow_unsafe: bool = False,
+        limits: Limits = Limits(),
+    ) -> None:
+        if isolation not in ISOLATIONS:
+            raise UserError(f"unknown isolation {isolation!r}; one of {', '.join(ISOLATIONS)}")
+        if workers is not None and workers < 1:
+            raise UserError(f"a sandbox needs at least one worker, not {workers}")
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.preload = tuple(preload)
+        self.isolation = isolation
+        self.allow_unsafe = allow_unsafe
+        self.limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox, self._outbox = bytearray(), bytearray()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._started: asyncio.Future[Capabilities] | None = None
+        self._capabilities: Capabilities | None = None
+        self._sessions: set[str] = set()
+        self._deaths: list[float] = []
+        self._broken = ""
+
+    # --- life ---
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> Capabilities:
+        """Start the supervisor and wait until the self-test has passed. Raises UserError when isolation can't be had."""
+        self._attach()
+        if self._started is None:
+            self._launch()
+        assert self._started is not None
+        self._capabilities = await asyncio.shield(self._started)
+        return self._capabilities
+
+    async def close(self) -> None:
+        """End every program and process of this sandbox and wait until they are gone."""
+        process = self._process
+        self._forget_supervisor("the sandbox was closed")
+        if process is not None:
+            await asyncio.get_running_loop().run_in_executor(None, _wait, process)
+
+    def capabilities(self) -> Capabilities:
+        """What is in force; the sandbox must have been started."""
+        if self._capabilities is None:
+            raise UserError("the sandbox has not been started")
+        return self._capabilities
+
+    # --- calls ---
+
+    async def execute(
+        self,
+        codes: Sequence[str],
+        *,
+        timeout: float = 5.0,
+        stdin: str | None = None,
+        seed: int = 0,
+        echo: bool = True,
+    ) -> list[ExecutionResult]:
+        """Run programs, each in a process of its own that knows nothing of the others. Results in the order of `codes`.
+
+        `timeout` in seconds of wall clock each, counted from the start of the program; `echo` shows the value of a last
+        bare expression. Raises SandboxBusy when the queue is full and UserError when the sandbox can't run at all; a
+        failing program is a result.
+        """
+        await self.start()
+        calls = [self.call(code, timeout=timeout, stdin=stdin, seed=seed, echo=echo) for code in codes]
+        return list(await asyncio.gather(*calls))
+
+    @asynccontextmanager
+    async def session(self, *, seed: int = 0) -> AsyncIterator[Session]:
+        """An interpreter that keeps its variables from cell to cell, for the length of the `async with` block."""
+        session = await self.open_session(seed=seed)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def open_session(self, *, seed: int = 0) -> Session:
+        """As `session`, for callers that close it themselves. The interpreter starts with the first cell."""
+        await self.start()
+        return Session(self, self.new_session(seed), seed)
+
+    def new_session(self, seed: int) -> str:
+        """Announce a session to the supervisor; returns its key."""
+        key = f"s{next(self._numbers)}"
+        self._sessions.add(key)
+        self._send({"op": "open", "session": key, "seed": seed})
+        return key
+
+    def end_session(self, key: str) -> None:
+        """Forget a session and end its interpreter."""
+        if key in self._sessions:
+            self._sessions.discard(key)
+            self._send({"op": "close", "session": key})
+
+    def has_session(self, key: str) -> bool:
+        """Whether the current supervisor knows this session."""
+        return key in self._sessions
+
+    async def call(
+        self,
+        code: str,
+        *,
+        timeout: float = 5.0,
+        stdin: str | None = None,
+        seed: int = 0,
+        echo: bool = True,
+        session: str | None = None,
+    ) -> ExecutionResult:
+        """Run one program, or one cell of a session."""
+        if timeout <= 0:
+            raise ValueError(f"timeout must be positive, not {timeout}")
+        self._attach()
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        message = {
+            "op": "run",
+            "id": number,
+            "code": code,
+            "stdin": stdin,
+            "timeout": timeout,
+            "seed": seed,
+            "echo": echo,
+        }
+        self._send(message | {"session": session})
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if self._waiting.pop(number, None) is not None:
+                self._send({"op": "cancel", "id": number})
+            raise
+        if answer["status"] == "busy":
+            raise SandboxBusy(f"{self.limits.queue} calls are waiting already")
+        return _result(answer)
+
+    # --- the supervisor ---
+
+    def _launch(self) -> None:
+        if self._broken:
+            raise UserError(f"the sandbox keeps failing: {self._broken}")
+        if sys.platform != "linux":
+            raise UserError(
+                f"no sandbox on {sys.platform}: run the programs on a Linux machine (agentropy sandbox serve) and use its URL"
+            )
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._process = subprocess.Popen(
+            command("supervisor", self._configuration(theirs.fileno()), isolated=True),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=clean_environment(),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket = ours
+        self._started = asyncio.get_running_loop().create_future()
+        self._loop = None
+        self._attach()
+
+    def _configuration(self, descriptor: int) -> dict[str, Any]:
+        limits = self.limits
+        return {
+            "fd": descriptor,
+            "workers": self.workers,
+            "preload": list(self.preload),
+            "isolation": self.isolation,
+            "namespaces": self.isolation != "landlock",
+            "unsafe": self.allow_unsafe,
+            "trees": interpreter_trees(),
+            "first_user": _first_user(),
+            "limits": {
+                "memory": limits.memory_mb * MEGA,
+                "file": limits.file_mb * MEGA,
+                "descriptors": limits.descriptors,
+                "threads": limits.threads,
+                "scratch": limits.scratch_mb * MEGA,
+                "scratch_files": limits.scratch_files,
+                "code": limits.code_kb << 10,
+                "output": limits.output_kb << 10,
+                "output_kill": limits.output_kill_mb * MEGA,
+                "queue": limits.queue,
+                "sessions": limits.sessions,
+                "session_idle": limits.session_idle_s,
+            },
+        }
+
+    def _attach(self) -> None:
+        """Listen in the running event loop; a sandbox may be used from one loop after another, not from two at once."""
+        loop = asyncio.get_running_loop()
+        if self._socket is None or self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        if self._started is not None and self._started.done() and not self._started.cancelled():
+            finished = self._started
+            self._started = loop.create_future()
+            if (error := finished.exception()) is not None:
+                self._started.set_exception(error)
+            else:
+                self._started.set_result(finished.result())
+        elif self._loop is not None:
+            self._started = loop.create_future()
+        self._loop = loop
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._socket is None:
+            return  # the supervisor has just died: the reader will say so
+        text = json.dumps(message).encode()
+        self._outbox += len(text).to_bytes(4, "little") + text
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._socket is None or self._loop is None:
+            return
+        try:
+            while self._outbox:
+                del self._outbox[: self._socket.send(self._outbox[:MEGA])]
+            self._loop.remove_writer(self._socket.fileno())
+        except BlockingIOError:
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+        except OSError:
+            self._outbox.clear()  # the reader will see the end
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(MEGA)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._forget_supervisor("the supervisor died")
+            return
+        self._inbox += data
+        while len(self._inbox) >= 4:
+            end = 4 + int.from_bytes(self._inbox[:4], "little")
+            if len(self._inbox) < end:
+                break
+            message = json.loads(self._inbox[4:end])
+            del self._inbox[:end]
+            self._hear(message)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        kind = message.get("op")
+        if kind is None:
+            future = self._waiting.pop(message["id"], None)
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif kind == "ready" and self._started is not None:
+            self._started.set_result(self._describe(message))
+        elif kind == "failed" and self._started is not None:
+            self._started.set_exception(UserError(_refusal(message)))
+            self._started.exception()  # nobody may be waiting any more
+        elif kind == "broken":
+            self._broken = message["reason"]
+
+    def _describe(self, message: dict[str, Any]) -> Capabilities:
+        about = message["about"]
+        missing = [*about["missing"], *about["leaks"], *about["absent"]]
+        if about["no_namespaces"]:
+            missing.append(f"namespaces: {about['no_namespaces']}")
+        safe = about["seccomp"] and (about["landlock"] or about["namespaces"]) and not about["leaks"]
+        return Capabilities(
+            level="unsafe" if not safe else "namespaces" if about["namespaces"] else "strict",
+            landlock_abi=about["landlock"],
+            seccomp=about["seccomp"],
+            namespaces=about["namespaces"],
+            own_user=about["own_user"] or about["user_namespace"],
+            workers=self.workers,
+            preloaded=self.preload,
+            proven=tuple(message["proven"]),
+            missing=tuple(missing),
+        )
+
+    def _forget_supervisor(self, why: str) -> None:
+        """The socket has ended: every waiting call gets a `sandbox_error`, and the next call starts a new supervisor."""
+        if self._socket is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+        started, self._started = self._started, None
+        if started is not None and not started.done() and not started.get_loop().is_closed():
+            started.set_exception(UserError(f"the sandbox did not start: {why}"))
+            started.exception()
+        elif started is not None and started.done() and not started.cancelled() and started.exception() is not None:
+            self._started = None
+        if self._process is not None and self._process.poll() is None and why == "the supervisor died":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        if why == "the supervisor died":
+            now = time.monotonic()
+            self._deaths = [moment for moment in self._deaths if now - moment < 60.0] + [now]
+            if len(self._deaths) >= 3:
+                self._broken = f"the supervisor died {len(self._deaths)} times within a minute"
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_result({"status": "sandbox_error", "stderr": why, "reset": True})
+        self._socket, self._loop, self._process = None, None, None
+        self._sessions.clear()
+        self._inbox.clear()
+        self._outbox.clear()
+
+
+def interpreter_trees() -> list[str]:
+    """The directories a program must be able to read: the standard library, site-packages and the system's libraries."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    trees = [sysconfig.get_paths()[name] for name in names]
+    trees += [os.path.join(prefix, folder) for prefix in (sys.prefix, sys.base_prefix) for folder in ("lib", "lib64")]
+    trees += [os.path.join(path) for path in site.getsitepackages()]
+    found = [path for path in dict.fromkeys([*trees, *SYSTEM_TREES]) if os.path.exists(path)]
+    return list(dict.fromkeys([*found, *map(os.path.realpath, found)]))
+
+
+def _first_user() -> int:
+    """The first of 4,096 user ids that nobody else uses; the range differs from supervisor to supervisor where ids are plenty."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/uid_map") as file:
+            start, _, count = map(int, file.readline().split())
+        if start == 0 and count > 1 << 31:
+            return 1_000_000_000 + (os.getpid() % (1 << 17)) * 4097
+    return 61_000
+
+
+def _refusal(message: dict[str, Any]) -> str:
+    reason = message["reason"]
+    if message["no_namespaces"]:
+        reason += f"; namespaces: {message['no_namespaces']}"
+    return (
+        f"no safe sandbox on this machine: {reason}. Use a machine with Landlock or user namespaces, a remote sandbox, "
+        "or accept the risk with allow_unsafe=True"
+    )
+
+
+def _result(answer: dict[str, Any]) -> ExecutionResult:
+    return ExecutionResult(
+        status=answer["status"],
+        stdout=answer.get("stdout", ""),
+        stderr=answer.get("stderr", ""),
+        duration=answer.get("duration", 0.0),
+        cpu_time=answer.get("cpu", 0.0),
+        queue_time=answer.get("queue", 0.0),
+        max_rss_mb=answer.get("rss", 0),
+        exit_code=answer.get("exit"),
+        truncated=answer.get("truncated", False),
+        session_reset=answer.get("reset", False),
+    )
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,204 @@
+"""What a locked child does with a program: run it as a script or cell by cell, echo its last expression, report its failure.
+
+Nothing here trusts what the program left behind: patched builtins, closed streams, trace functions and audit hooks may all be
+in the way, so a failure is written straight to descriptor 2 and the process always ends in `os._exit`.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import gc
+import linecache
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from typing import Any
+
+HERE = __file__
+FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__ import …` sets
+
+# Supervisor and session child speak in fixed headers: length of the code and echo; outcome, CPU seconds and KiB of peak memory.
+CELL = struct.Struct("<I?")
+OUTCOME = struct.Struct("<BdI")
+OK, ERROR, INTERRUPTED = 0, 1, 2
+
+
+def run_script(source: bytes, echo: bool, quit_: Any = os._exit) -> None:
+    """Run a whole program the way `python main.py` would, then leave the process. Never returns."""
+    code = 1
+    try:
+        module = _fresh_main()
+        code = _run(source, "main.py", module.__dict__, echo)
+        code = max(code, _shut_down(module))
+    except BaseException as error:
+        _write_error(b"".join((type(error).__name__.encode(), b"\n")))
+    finally:
+        quit_(code & 0xFF)
+
+
+def run_session(channel: int, quit_: Any = os._exit) -> None:
+    """Run cells from `channel` in one namespace until it closes, then leave the process. Never returns."""
+    try:
+        module = _fresh_main()
+        count = 0
+        while True:
+            header = _read_exactly(channel, CELL.size)
+            if header is None:
+                break
+            length, echo = CELL.unpack(header)
+            source = _read_exactly(channel, length)
+            if source is None:
+                break
+            count += 1
+            started = time.process_time()
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                code = _run(source, f"<cell {count}>", module.__dict__, echo)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                code = 1
+            _flush()
+            outcome = OUTCOME.pack(OK if code == 0 else ERROR, time.process_time() - started, _peak_memory())
+            os.write(channel, outcome)
+    finally:
+        quit_(1)
+
+
+def _fresh_main() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    sys.argv = ["main.py"]
+    sys.path.insert(0, "")
+    return module
+
+
+def _run(source: bytes, name: str, namespace: dict[str, Any], echo: bool) -> int:
+    """Run one piece of source. Returns the exit code; only a KeyboardInterrupt in our own lines can escape."""
+    try:
+        text = source.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        for step in _compile(text, name, echo):
+            exec(step, namespace)
+        return 0
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:
+        _report(error)
+        return 1
+
+
+def _compile(text: str, name: str, echo: bool) -> list[types.CodeType]:
+    tree = ast.parse(text, name)
+    last = tree.body[-1] if tree.body else None
+    if not echo or not isinstance(last, ast.Expr):
+        return [compile(tree, name, "exec", dont_inherit=True)]
+    tree.body.pop()
+    body = compile(tree, name, "exec", dont_inherit=True)
+    flags = body.co_flags & FUTURE_FLAGS
+    return [body, compile(ast.Interactive([last]), name, "single", flags, dont_inherit=True)]
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    value = leaving.code
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return int(value) & 0xFF
+    try:
+        message = str(value).encode("utf-8", "backslashreplace")
+    except BaseException:
+        message = b"SystemExit"
+    _flush()
+    _write_error(message + b"\n")
+    return 1
+
+
+def _report(error: BaseException) -> None:
+    """Write the traceback, without our own frames, to descriptor 2."""
+    kind = type(error)
+    message = getattr(kind, "__name__", "error").encode("utf-8", "backslashreplace") + b"\n"
+    try:
+        sys.settrace(None)
+        sys.setprofile(None)
+    except BaseException:
+        pass  # an audit hook may forbid it
+    _flush()
+    try:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == HERE:
+            frames = frames.tb_next
+        if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_filename == ast.__file__:
+            frames = None
+        lines = traceback.format_exception(kind, error, frames)
+        text = "".join(lines).encode("utf-8", "backslashreplace")
+        if message.strip() in text:
+            message = text
+    except BaseException:
+        pass
+    _write_error(message)
+
+
+def _shut_down(module: types.ModuleType) -> int:
+    """What the interpreter does at its end: wait for threads, run atexit functions, delete the globals, flush."""
+    code = 0
+    try:
+        sys.settrace(None)
+        sys.setprofile(None)
+    except BaseException:
+        pass
+    for step in (threading._shutdown, atexit._run_exitfuncs, lambda: _clear(module)):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException:
+            code = 1
+    _flush()
+    return code
+
+
+def _clear(module: types.ModuleType) -> None:
+    namespace = module.__dict__
+    for name in list(namespace):
+        if name != "__builtins__":
+            namespace[name] = None
+    gc.collect()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__):
+        try:
+            stream.flush()  # type: ignore[union-attr]
+        except BaseException:
+            pass
+
+
+def _write_error(message: bytes) -> None:
+    try:
+        while message:
+            message = message[os.write(2, message) :]
+    except BaseException:
+        pass
+
+
+def _read_exactly(channel: int, length: int) -> bytes | None:
+    parts = []
+    while length:
+        part = os.read(channel, min(length, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _peak_memory() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
