@@ -6,6 +6,7 @@ Only argparse is imported here, so `agentropy --help` answers at once; a command
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -33,7 +34,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, extra = parser.parse_known_args(argv)
+    if extra and not getattr(args, "takes_extra", False):
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    args.extra = extra
     if args.version:
         from agentropy import __version__
 
@@ -46,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args) or 0)
     except UserError as error:
         print(f"agentropy {args.command.replace('_', '-')}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        print(f"agentropy {args.command}: the disk is full{where}; free some space and run again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""`agentropy train`: from a configuration to a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+SHORT = {
+    "method": "grpo, simpletir, tao-rl (default), tepo-sparse, tepo-dense",
+    "world": "arithmetic (default) or facts",
+    "tasks": "train on questions from a file, hf:NAME or reasoning-gym:TASK instead of a world",
+    "model": "directory or hub id of a causal LM (default: the world's embedded agent)",
+    "tools": "built-in tools, comma-separated: python, search:CORPUS.jsonl",
+    "steps": "training steps (default 60)",
+    "seed": "default 0",
+    "out": "run directory (default runs/…)",
+    "log": "trackers, comma-separated: tensorboard, wandb, trackio, mlflow",
+}
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train an agent by reinforcement learning",
+        description="Train an agent. With no option: TAO-RL on the arithmetic world with its embedded agent.",
+        epilog="Every key of the configuration is an option by its dotted name, such as --rollout.samples 16 or "
+        "--method_options.alpha 0.05; --list-options prints them all.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration; options on the command line go on top")
+    parser.add_argument("--resume", metavar="DIR", help="go on with a run; only --steps, --log and evaluation.* may change")
+    parser.add_argument("--list-options", action="store_true", help="print every key of the configuration and leave")
+    for name, text in SHORT.items():
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=text)
+    parser.set_defaults(run=run, takes_extra=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and print a table of before and after."""
+    # Idle OpenMP threads that spin starve everything else on a small machine; torch reads this when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from agentropy.config import dotted_keys, parse_overrides
+
+    if args.list_options:
+        for key, text in dotted_keys().items():
+            print(f"--{key}  {text}".rstrip())
+        return 0
+    short = [f"--{name}={getattr(args, name)}" for name in SHORT if getattr(args, name) is not None]
+    overrides = parse_overrides([*short, *args.extra])
+    from agentropy.training.session import resume, start
+
+    return resume(args.resume, overrides) if args.resume else start(args.config, overrides)

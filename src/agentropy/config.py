@@ -1,0 +1,268 @@
+"""One configuration for a training run, in YAML and on the command line by the same dotted names.
+
+Unknown keys are errors that name the nearest key. The resolved configuration is saved with every run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentropy.errors import UserError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class RolloutConfig(_Strict):
+    """How trajectories are sampled."""
+
+    questions: int = Field(16, ge=1)
+    """Questions a step (after dynamic sampling has replaced what the filters removed)."""
+    samples: int = Field(8, ge=1)
+    """Trajectories a question: the group size G."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_turns: int = Field(5, ge=1)
+    """Turns of the policy a trajectory; a call in the last one is not run."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Sampled tokens a trajectory, over all its turns."""
+    max_result_tokens: int = Field(64, ge=4)
+    """Longer tool results are cut in the middle."""
+    max_context: int | None = Field(None, ge=8)
+    """Tokens a trajectory, prompt and results included. None: what the model's configuration allows, at most 4096."""
+    tool_timeout: float = Field(2.0, gt=0)
+    """Seconds a tool call may take."""
+    max_slots: int = Field(128, ge=1)
+    """Sequences that decode at once; bounds the cache's memory."""
+    max_oversample: float = Field(2.0, ge=1)
+    """Dynamic sampling stops after this many times `questions`, and trains on what it has."""
+    deterministic: bool = True
+    """Admit tool results at fixed decode steps, so that a rerun is bit-identical. False admits them at once."""
+
+
+class OptimConfig(_Strict):
+    """AdamW and how a batch is cut into updates."""
+
+    lr: float | None = Field(None, gt=0)
+    """None: 5e-4 for the embedded agents, 1e-6 for other models, 1e-5 with LoRA."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from zero."""
+    grad_clip: float = Field(1.0, gt=0)
+    minibatches: int = Field(2, ge=1)
+    """Optimiser updates a batch and epoch; groups are never split."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a batch."""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """Tokens in one forward pass; only memory and speed depend on it, the gradient does not."""
+
+
+class LossConfig(_Strict):
+    """The clipped surrogate (ALGORITHMS: GRPO with DAPO's pieces)."""
+
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.28, ge=0)
+    dual_clip: float = Field(3.0, gt=1)
+    aggregation: Literal["token-mean", "sequence-mean", "sequence-sum-norm"] = "token-mean"
+    norm_constant: float | None = Field(None, gt=0)
+    """Denominator of sequence-sum-norm. None: trajectories an update times `rollout.max_new_tokens`."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the k3 estimate of the KL divergence to the initial policy; 0 keeps no reference model."""
+    entropy_coef: float = 0.0
+
+
+class EvaluationConfig(_Strict):
+    """Evaluation on the test split before and after training, and on the validation split every `every` steps."""
+
+    every: int = Field(0, ge=0)
+    """0: only before and after."""
+    questions: int = Field(128, ge=0)
+    """0: no evaluation at all."""
+    samples: int = Field(8, ge=1)
+    """K of Avg@K and Pass@K."""
+    temperature: float = Field(1.0, ge=0)
+    greedy: bool = True
+    """Also answer each question once at temperature 0."""
+
+
+class LoraConfig(_Strict):
+    """LoRA by peft; off unless `rank` is set."""
+
+    rank: int = Field(0, ge=0)
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: str | list[str] = "all-linear"
+
+
+class CheckpointConfig(_Strict):
+    every: int = Field(10, ge=1)
+    """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
+    keep: int = Field(2, ge=1)
+    """Older ones are deleted."""
+
+
+class RunConfig(_Strict):
+    """Everything that decides what a run does."""
+
+    method: str = "tao-rl"
+    """grpo, simpletir, tao-rl, tepo-sparse or tepo-dense."""
+    method_options: dict[str, Any] = {}
+    """Options of the method, such as `alpha` or `q_h`; docs/algorithms.md lists them."""
+    world: str | None = None
+    """A generated world: arithmetic (the default) or facts."""
+    world_options: dict[str, Any] = {}
+    tasks: str | None = None
+    """Instead of a world: a file (JSONL, Parquet), hf:NAME or reasoning-gym:TASK."""
+    model: str | None = None
+    """A directory or hub id of a transformers causal LM. None: the world's embedded agent."""
+    tools: list[str] | None = None
+    """Built-in tools by name: python, search:FILE. None: the world's own."""
+    protocol: str | None = None
+    """hermes, fence or tags. None: tags for the embedded agents, hermes otherwise."""
+    protocol_options: dict[str, Any] = {}
+    seed: int = Field(0, ge=0)
+    steps: int = Field(60, ge=0)
+    out: str | None = None
+    """The run directory. None: runs/<method>-<world>-<seed>-<time>."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch. None: one for models under 10 million parameters, else all cores."""
+    log: list[str] = []
+    """Also log to tensorboard, wandb, trackio, mlflow."""
+    rollout: RolloutConfig = RolloutConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    lora: LoraConfig = LoraConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RunConfig:
+        if self.world is not None and self.tasks is not None:
+            raise ValueError("set 'world' or 'tasks', not both")
+        if self.tasks is not None and self.model is None:
+            raise ValueError("'tasks' needs 'model': the embedded agents only know their own worlds")
+        return self
+
+
+def dotted_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:
+    """Every key by its dotted name, with its doc line."""
+    keys: dict[str, str] = {}
+    for name, info in model.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys |= dotted_keys(annotation, f"{prefix}{name}.")
+        else:
+            keys[f"{prefix}{name}"] = " ".join((info.description or "").split())
+    return keys
+
+
+def _check_key(key: str) -> None:
+    known = dotted_keys()
+    free = ("method_options.", "world_options.", "protocol_options.")
+    if key in known or key.startswith(free):
+        return
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    tail = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
+    guess = tail[0] if tail else near[0] if near else None
+    raise UserError(f"unknown key {key!r}" + (f"; did you mean {guess!r}?" if guess else ""))
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    sections = {k.split(".")[0] for k in dotted_keys() if "." in k}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and not prefix and name in sections:
+            keys += _flatten(value, f"{key}.")
+        else:
+            keys.append(key)
+    return keys
+
+
+def load_config(path: Path | str | None, overrides: Sequence[tuple[str, Any]] = ()) -> RunConfig:
+    """Read a YAML file (or nothing) and put dotted overrides on top. Raises UserError for the first thing wrong."""
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise UserError(f"{path}: the file must be a mapping of keys")
+        data = loaded or {}
+        for key in _flatten(data):
+            try:
+                _check_key(key)
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from None
+    for key, value in overrides:
+        _check_key(key)
+        node = data
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        given = f" (got {first['input']!r})" if where else ""
+        raise UserError(f"{where + ': ' if where else ''}{message}{given}") from None
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration as YAML that `--config` reads back."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`--a.b 3 --c=text --flag` as (key, value) pairs; values are read as YAML (3, 1e-5, true, [a, b])."""
+    pairs: list[tuple[str, Any]] = []
+    rest = list(arguments)
+    while rest:
+        name = rest.pop(0)
+        if not name.startswith("--"):
+            raise UserError(f"do not know what to do with {name!r}; options start with --")
+        key, equals, text = name[2:].partition("=")
+        key = key.replace("-", "_")
+        _check_key(key)
+        if not equals:
+            if rest and not rest[0].startswith("--"):
+                text = rest.pop(0)
+            else:
+                text = "true"
+        pairs.append((key, _value(key, text)))
+    return pairs
+
+
+def _value(key: str, text: str) -> Any:
+    if key in ("log", "tools"):
+        return [part for part in text.split(",") if part]
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        # YAML 1.1 reads 1e-5 as text because it lacks a dot.
+        try:
+            return float(value)
+        except ValueError:
+            return text
+    return text if value is None and text not in ("null", "~", "None", "none") else value

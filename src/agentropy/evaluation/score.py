@@ -1,0 +1,36 @@
+"""Scores answers to tasks with the grader that each task names; graders are started once and shared."""
+
+from __future__ import annotations
+
+from agentropy.evaluation.grading.graders import Grader, make_grader
+from agentropy.evaluation.grading.qa import METRICS
+from agentropy.tasks.base import Task
+
+
+class Scorer:
+    """Grades answers for the agent loop. Counts what could not be graded, by reason."""
+
+    def __init__(self, workers: int = 1, timeout: float = 5.0) -> None:
+        self._graders: dict[str, Grader] = {}
+        self._workers = workers
+        self._timeout = timeout
+        self.ungraded: dict[str, int] = {}
+
+    def grader(self, name: str) -> Grader:
+        """The grader that a task's `grader` names: math, code, choice, or a metric of question answering (f1, em, …)."""
+        if name not in self._graders:
+            metric = {"metric": name} if name in METRICS else {}
+            kind = "qa" if metric else name
+            self._graders[name] = make_grader(kind, workers=self._workers, timeout=self._timeout, **metric)
+        return self._graders[name]
+
+    async def __call__(self, task: Task, answer: str) -> float | None:
+        """The score in [0, 1]; None where the gold cannot be graded or the grader failed for no fault of the answer."""
+        verdict = await self.grader(task.grader).grade_answer(answer, task.answers)
+        if verdict.score is None:
+            self.ungraded[verdict.reason] = self.ungraded.get(verdict.reason, 0) + 1
+        return verdict.score
+
+    async def close(self) -> None:
+        for grader in self._graders.values():
+            await grader.aclose()

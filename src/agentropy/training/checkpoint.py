@@ -1,0 +1,73 @@
+"""Checkpoints: everything that a run needs to go on exactly where it was.
+
+A checkpoint is a directory `checkpoints/step-000010` with the model as an ordinary Hugging Face checkpoint, and
+`state.pt` with the optimiser and the position in the data. It is written under another name and renamed, so a killed
+run never leaves half a checkpoint. No random state is stored because none is kept: all randomness is derived from the
+run's seed by name (`agentropy.seeds`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentropy.errors import UserError
+
+
+@dataclass
+class Progress:
+    """Where a run is: steps done, the next index of the training stream, and the recent share of kept groups."""
+
+    step: int = 0
+    next_index: int = 0
+    keep_rate: float = 1.0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def save_checkpoint(
+    directory: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer, progress: Progress, keep: int
+) -> Path:
+    """Write one checkpoint below `directory` and delete all but the newest `keep`."""
+    final = directory / f"step-{progress.step:06d}"
+    partial = directory / f".partial-{progress.step:06d}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial / "model")
+        tokenizer.save_pretrained(partial / "model")
+        trainable = {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad}
+        torch.save(
+            {"optimizer": optimizer.state_dict(), "progress": asdict(progress), "trainable": trainable},
+            partial / "state.pt",
+        )
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
+    for old in list_checkpoints(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(p for p in directory.glob("step-*") if (p / "state.pt").is_file())
+
+
+def restore(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer) -> Progress:
+    """Load the trainable weights and the optimiser in place. Frozen weights are those the run started from."""
+    state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if parameters.keys() != state["trainable"].keys():
+        raise UserError(f"{checkpoint} does not fit the model: it trains other weights (was LoRA switched?)")
+    with torch.no_grad():
+        for name, value in state["trainable"].items():
+            parameters[name].copy_(value)
+    optimizer.load_state_dict(state["optimizer"])
+    return Progress(**state["progress"])

@@ -1,0 +1,82 @@
+"""One batch of trajectories: sample questions, and sample more for those that the method's filters removed.
+
+Dynamic sampling (DAPO) in rounds: the first is as large as the batch; each further one asks for the questions that are
+missing, and guesses from the recent share of kept groups how many to draw for them. It is bounded by `max_oversample`,
+and a step then trains on what it has. Nothing is ever duplicated to fill a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentropy.batch import Batch, make_batch
+from agentropy.methods.base import Method, Shaped
+from agentropy.policies.base import SamplingParams
+from agentropy.rollout.loop import Agent, Attempt, Limits, RolloutFunction
+from agentropy.seeds import derive
+from agentropy.tasks.base import Task, TaskSource
+from agentropy.training.checkpoint import Progress
+from agentropy.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a step has to learn from. `sampled` is everything that was drawn; `batch` and `shaped` cover the groups
+    that go into the update (all of them where the method removes no groups)."""
+
+    sampled: list[Trajectory]
+    batch: Batch
+    shaped: Shaped
+    trajectories: list[Trajectory]
+    rounds: int
+    questions: int
+
+
+def attempts_for(tasks: Sequence[Task], samples: int, seed: int, tag: str) -> list[Attempt]:
+    """`samples` attempts at each task. Trajectory seeds hang on (seed, tag, question, sample) alone."""
+    return [
+        Attempt(task, f"{task.id}/{tag}/{k}", derive(seed, tag, task.id, k)) for task in tasks for k in range(samples)
+    ]
+
+
+async def collect(
+    agent: Agent,
+    method: Method,
+    source: TaskSource,
+    progress: Progress,
+    *,
+    questions: int,
+    samples: int,
+    max_oversample: float,
+    params: SamplingParams,
+    limits: Limits,
+    seed: int,
+    roll: RolloutFunction,
+) -> Collected:
+    """Sample one batch and shape it. Advances `progress.next_index` and `progress.keep_rate`."""
+    budget = math.floor(questions * max_oversample)
+    sampled: list[Trajectory] = []
+    groups: list[list[Trajectory]] = []
+    drawn = rounds = 0
+    want = questions
+    while want > 0 and drawn < budget:
+        count = min(want if not rounds else math.ceil(want / max(progress.keep_rate, 0.25)), budget - drawn)
+        tasks = [source.train(progress.next_index + i) for i in range(count)]
+        tag = f"train-{progress.next_index}"
+        progress.next_index += count
+        drawn += count
+        rounds += 1
+        out = await roll(agent, attempts_for(tasks, samples, seed, tag), params, limits)
+        sampled += out
+        new = [out[i : i + samples] for i in range(0, len(out), samples)]
+        if method.filters:
+            kept = method.shape(make_batch(out)).kept
+            new = [g for i, g in enumerate(new) if bool(kept[i * samples : (i + 1) * samples].any())]
+            progress.keep_rate += 0.2 * (len(new) / count - progress.keep_rate)
+        groups += new
+        want = questions - len(groups)
+    trajectories = [t for g in groups[:questions] for t in g]
+    batch = make_batch(trajectories)
+    return Collected(sampled, batch, method.shape(batch), trajectories, rounds, drawn)

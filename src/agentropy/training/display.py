@@ -1,0 +1,122 @@
+"""What a run shows while it trains: a live table on a terminal, one plain line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+# Name of the metric, what the column is called, and how its number is written.
+COLUMNS = (
+    ("reward/accuracy", "accuracy", "{:.3f}"),
+    ("reward/mean", "reward", "{:.3f}"),
+    ("tool/calls_per_question", "calls", "{:.2f}"),
+    ("tool/valid_rate", "valid", "{:.2f}"),
+    ("entropy/model", "entropy", "{:.3f}"),
+    ("optim/grad_norm", "grad", "{:.3f}"),
+    ("time/tokens_per_second", "tok/s", "{:,.0f}"),
+)
+
+
+def duration(seconds: float) -> str:
+    """12s, 3m05s or 2h07m."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s}s"
+    if s < 3600:
+        return f"{s // 60}m{s % 60:02d}s"
+    return f"{s // 3600}h{s % 3600 // 60:02d}m"
+
+
+def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
+    value = metrics.get(name)
+    return "-" if value is None or value != value else form.format(value)
+
+
+class Display(Protocol):
+    """Shows steps as they end, and words in between."""
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainDisplay:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first: int | None = None
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        if self._first is None:
+            self._first = step - 1
+        elapsed = time.monotonic() - self._started
+        left = elapsed / (step - self._first) * (total - step)
+        cells = " ".join(f"{label} {_cell(metrics, name, form)}" for name, label, form in COLUMNS)
+        note = " (no update: every group was filtered)" if metrics.get("batch/empty") else ""
+        print(f"step {step}/{total} {cells} left {duration(left)}{note}", flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay:
+    """The last steps as a table that is redrawn in place, with a bar and the time left."""
+
+    def __init__(self, console: Console, rows: int = 12) -> None:
+        self._console = console
+        self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=rows)
+        self._started = time.monotonic()
+        self._first: int | None = None
+        self._total = 1
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        if self._first is None:
+            self._first = step - 1
+        self._total = total
+        self._rows.append((step, metrics))
+        self._live.update(self._render())
+
+    def _render(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 1), header_style="bold")
+        for column in ("step", *(label for _, label, _ in COLUMNS)):
+            table.add_column(column, justify="right")
+        for step, metrics in self._rows:
+            table.add_row(str(step), *(_cell(metrics, name, form) for name, _, form in COLUMNS))
+        step = self._rows[-1][0]
+        first = self._first or 0
+        left = (time.monotonic() - self._started) / (step - first) * (self._total - step)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total=self._total, completed=step, width=40), Text(f"{step}/{self._total}, {duration(left)} left")
+        )
+        return Group(table, bar)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_display() -> Display:
+    """A live table where stdout is a terminal, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        return LiveDisplay(Console())
+    return PlainDisplay()

@@ -1,0 +1,209 @@
+"""A run from its first line to its last: directory, evaluation before, training, evaluation after, table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentropy import __version__
+from agentropy.config import RunConfig, load_config, save_config
+from agentropy.errors import UserError
+from agentropy.training.checkpoint import Progress, list_checkpoints, restore
+from agentropy.training.display import duration, make_display
+from agentropy.training.loggers import make_loggers
+from agentropy.training.setup import build
+from agentropy.training.trainer import Stopped, Trainer, describe
+
+# What may change when a run goes on; everything else would make it another run.
+RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.")
+RECORDED = ("torch", "transformers", "tokenizers", "numpy", "peft", "bm25s", "math-verify", "sympy")
+ROWS = (
+    ("eval/avg", "test Avg@{k}"),
+    ("eval/pass", "test Pass@{k}"),
+    ("greedy/avg", "test accuracy, greedy"),
+    ("train/accuracy", "train accuracy, first and last {n} steps"),
+    ("tool/calls_per_question", "calls a question"),
+    ("eval/calls_need_0", "calls where none is needed"),
+    ("tool/effective_ratio", "effective-call ratio"),
+    ("tool/valid_rate", "valid-call rate"),
+    ("length/model_tokens", "model tokens a trajectory"),
+    ("entropy/model", "entropy, nats a token"),
+)
+
+
+def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
+    """Begin a new run."""
+    config = load_config(config_file, overrides)
+    setup_config = config.model_copy(update={"world": config.world or (None if config.tasks else "arithmetic")})
+    source = setup_config.world or Path(setup_config.tasks or "tasks").stem
+    directory = Path(
+        config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    if directory.exists() and any(directory.iterdir()):
+        raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
+    return _run(setup_config, directory, fresh=True)
+
+
+def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
+    """Go on with a run from its newest checkpoint, or from its start where it has none."""
+    path = Path(directory)
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is no run directory (it has no config.yaml)")
+    for key, _ in overrides:
+        if not key.startswith(RESUMABLE):
+            raise UserError(f"--{key} cannot change in a resumed run; start a new one")
+    return _run(load_config(path / "config.yaml", overrides), path, fresh=False)
+
+
+def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
+    setup = build(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "trajectories").mkdir(exist_ok=True)
+    save_config(config, directory / "config.yaml")
+    if fresh:
+        (directory / "environment.json").write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+    display = make_display()
+    loggers = []
+    try:
+        trainer = Trainer(config, setup, directory, [], display)
+        checkpoints = list_checkpoints(directory / "checkpoints")
+        if not fresh and checkpoints:
+            trainer.progress = restore(checkpoints[-1], setup.model, trainer.optimizer)
+        loggers = make_loggers(config.log, directory, config.model_dump(mode="json"), trainer.progress.step)
+        trainer.loggers = loggers
+        verb = "Training" if fresh else f"Resuming after step {trainer.progress.step}:"
+        display.say(
+            f"{verb} {setup.description} with {config.method} on {setup.source_name}, {config.steps} steps of "
+            f"{config.rollout.questions} questions x {config.rollout.samples} samples; {directory}"
+        )
+        return asyncio.run(_train(trainer, fresh and not checkpoints))
+    finally:
+        display.close()
+        for logger in loggers:
+            logger.close()
+
+
+async def _train(trainer: Trainer, fresh: bool) -> int:
+    directory, display = trainer.directory, trainer.display
+    await trainer.setup.agent.toolbox.start()
+    try:
+        before = await _evaluate(trainer, "before")
+        started = time.perf_counter()
+        await trainer.run()
+        display.say(f"Trained to step {trainer.progress.step} in {duration(time.perf_counter() - started)}.")
+        _export(trainer)
+        after = await _evaluate(trainer, "after")
+    except Stopped:
+        display.say(
+            f"Stopped after step {trainer.progress.step}; everything is saved. To go on:\n"
+            f"  agentropy train --resume {directory}"
+        )
+        return 130
+    finally:
+        await trainer.setup.close()
+    display.close()
+    _report(trainer, before, after)
+    return 0
+
+
+async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
+    """Evaluate on the test split, once: a resumed run reads what it wrote."""
+    path = trainer.directory / f"evaluation-{name}.json"
+    stamp = trainer.progress.step if name == "after" else 0
+    if path.is_file():
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved.pop("step") == stamp:
+            return {k: math.nan if v is None else v for k, v in saved.items()}
+    if not trainer.config.evaluation.questions or (name == "before" and trainer.progress.step):
+        return {}
+    e = trainer.config.evaluation
+    trainer.display.say(f"Evaluating {name} training: {e.questions} test questions x {e.samples} samples")
+    out = await trainer.evaluate("test", f"test-{name}")
+    if e.greedy:
+        greedy = await trainer.evaluate("test", f"test-{name}-greedy", greedy=True)
+        out |= {"greedy/avg": greedy["eval/avg"], "greedy/calls": greedy["tool/calls_per_question"]}
+    row = {"step": stamp} | {k: v if math.isfinite(v) else None for k, v in out.items()}
+    path.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
+    return out
+
+
+def _export(trainer: Trainer) -> None:
+    """The trained model as an ordinary Hugging Face checkpoint."""
+    partial = trainer.directory / "model.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    trainer.setup.model.save_pretrained(partial)
+    trainer.setup.tokenizer.save_pretrained(partial)
+    final = trainer.directory / "model"
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+
+
+def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float]) -> None:
+    directory = trainer.directory
+    n = max(1, min(5, trainer.progress.step // 2))
+    with (directory / "metrics.jsonl").open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    accuracy = [r["reward/accuracy"] for r in rows if r.get("reward/accuracy") is not None]
+    if accuracy:
+        before["train/accuracy"] = sum(accuracy[:n]) / len(accuracy[:n])
+        after["train/accuracy"] = sum(accuracy[-n:]) / len(accuracy[-n:])
+    k = int(after.get("eval/k", trainer.config.evaluation.samples))
+    table = Table(title=f"{trainer.config.method} on {trainer.setup.source_name}, seed {trainer.config.seed}")
+    table.add_column("")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, label in ROWS:
+        if name in before or name in after:
+            table.add_row(label.format(k=k, n=n), describe(before.get(name)), describe(after.get(name)))
+    console = Console()
+    console.print(table)
+    print(f"Run directory: {directory}")
+    print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
+    print("  trajectories/     what the agent wrote, called and answered; test-before.jsonl against test-after.jsonl")
+    print("  model/            the trained agent, an ordinary Hugging Face checkpoint")
+    last = directory / "trajectories" / f"step-{trainer.progress.step:06d}.jsonl"
+    print(f"Next: what a method makes of these trajectories: agentropy shape --method tepo-dense {last}")
+
+
+def _environment() -> dict[str, Any]:
+    versions = {}
+    for name in RECORDED:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    try:
+        root = Path(__file__).parent
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=5, check=True
+        ).stdout
+        commit += "+changes" if dirty.strip() else ""
+    except (OSError, subprocess.SubprocessError):
+        commit = None
+    return {
+        "agentropy": __version__,
+        "commit": commit,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "packages": versions,
+    }

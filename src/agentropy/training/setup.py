@@ -1,0 +1,161 @@
+"""From a configuration to the parts of a run: model, tools, protocol, questions, method. All checks of names are here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentropy.algorithms.losses import LossConfig
+from agentropy.config import RunConfig
+from agentropy.errors import UserError
+from agentropy.evaluation.score import Scorer
+from agentropy.methods import make_method
+from agentropy.methods.base import Method
+from agentropy.policies.loading import load_model
+from agentropy.policies.local import LocalPolicy
+from agentropy.protocols import make_dialect
+from agentropy.rollout.loop import Agent, Limits
+from agentropy.tasks import World, load_tasks, make_world
+from agentropy.tasks.base import TaskSource
+from agentropy.tools.python import python_tool
+from agentropy.tools.search import search_tool
+from agentropy.tools.session import make_toolbox
+
+SMALL_MODEL = 10_000_000
+"""Below this many parameters a second thread costs more than it gives."""
+EMBEDDED_LR, FULL_LR, LORA_LR = 5e-4, 1e-6, 1e-5
+
+
+@dataclass
+class Setup:
+    """The parts of one run."""
+
+    agent: Agent
+    policy: LocalPolicy
+    model: Any
+    tokenizer: Any
+    tasks: TaskSource
+    method: Method
+    limits: Limits
+    lr: float
+    scorer: Scorer
+    source_name: str
+    description: str
+
+    async def close(self) -> None:
+        """Stop the tools and the graders."""
+        await self.agent.toolbox.close()
+        await self.scorer.close()
+
+
+def build(config: RunConfig) -> Setup:
+    """Make everything that a run needs. Raises UserError for the first thing that cannot be had."""
+    method = make_method(config.method, loss=_loss(config), **config.method_options)
+    world: World | None = None
+    if config.tasks is not None:
+        tasks, source_name = load_tasks(config.tasks, seed=config.seed), config.tasks
+    else:
+        world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
+        tasks, source_name = world.tasks, world.name
+    parts = _tools(config, world)
+    device = pick_device(config.device)
+    path = config.model if config.model is not None else str(world.warm_start()) if world else ""
+    model, tokenizer = load_model(path, dtype=getattr(torch, config.dtype), device=device)
+    embedded = config.model is None
+    if config.lora.rank:
+        model = add_lora(model, config)
+    size = sum(p.numel() for p in model.parameters())
+    torch.set_num_threads(config.threads or (1 if size < SMALL_MODEL else os.cpu_count() or 1))
+    r = config.rollout
+    policy = LocalPolicy(
+        model,
+        tokenizer,
+        max_slots=r.max_slots,
+        max_context=min(r.max_context or 4096, 1 << 20),
+        deterministic=r.deterministic,
+        name=path,
+    )
+    protocol = config.protocol or ("tags" if embedded else "hermes")
+    dialect = make_dialect(protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
+    scorer = Scorer()
+    return Setup(
+        agent=Agent(policy, dialect, make_toolbox(parts, timeout=r.tool_timeout), scorer),
+        policy=policy,
+        model=model,
+        tokenizer=tokenizer,
+        tasks=tasks,
+        method=method,
+        limits=Limits(r.max_turns, r.max_new_tokens, policy.info.max_context),
+        lr=config.optim.lr or (EMBEDDED_LR if embedded else LORA_LR if config.lora.rank else FULL_LR),
+        scorer=scorer,
+        source_name=source_name,
+        description=f"{'the embedded agent' if embedded else path} ({size / 1e6:.2f} million parameters, {device})",
+    )
+
+
+def _loss(config: RunConfig) -> LossConfig:
+    c = config.loss
+    updates = config.optim.minibatches
+    trajectories = config.rollout.questions * config.rollout.samples / updates
+    return LossConfig(
+        clip_low=c.clip_low,
+        clip_high=c.clip_high,
+        dual_clip=c.dual_clip,
+        kl_coef=c.kl_coef,
+        entropy_coef=c.entropy_coef,
+        aggregation=c.aggregation,
+        norm_constant=c.norm_constant or trajectories * config.rollout.max_new_tokens,
+    )
+
+
+def _tools(config: RunConfig, world: World | None) -> Sequence[Any]:
+    if config.tools is None:
+        return world.tools(config.rollout.tool_timeout) if world else ()
+    return [tool_by_name(name, config.rollout.tool_timeout) for name in config.tools]
+
+
+def tool_by_name(name: str, timeout: float) -> Any:
+    """A built-in tool from its name on the command line: `python`, `python:stateful` or `search:CORPUS.jsonl`."""
+    kind, _, argument = name.partition(":")
+    if kind == "python" and argument in ("", "stateful"):
+        return python_tool(timeout=timeout, stateful=bool(argument))
+    if kind == "search":
+        if not argument:
+            raise UserError("tool search needs a corpus: search:FILE.jsonl, one {title, text} object a line")
+        return search_tool(Path(argument))
+    raise UserError(f"no built-in tool {name!r}; there are python, python:stateful and search:FILE.jsonl")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU. Raises UserError for a device that is not there."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def add_lora(model: Any, config: RunConfig) -> Any:
+    """Wrap a model with LoRA adapters; only they are trained."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UserError("lora.rank needs the package peft: pip install 'agentropy[lora]'") from None
+    c = config.lora
+    torch.manual_seed(config.seed)
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=c.rank, lora_alpha=c.alpha, lora_dropout=c.dropout, target_modules=c.targets, task_type="CAUSAL_LM"
+        ),
+    )

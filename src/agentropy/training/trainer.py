@@ -1,0 +1,215 @@
+"""The training loop: collect a batch, learn from it, write down what happened; evaluate before and after.
+
+Everything that a step does hangs on the run's seed and the step's place in the data, so a run that was killed and
+resumed from a checkpoint equals one that was not, bit by bit on CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agentropy.config import RunConfig
+from agentropy.evaluation.summary import evaluation_metrics, rollout_metrics
+from agentropy.policies.base import SamplingParams
+from agentropy.rollout.loop import rollout
+from agentropy.seeds import derive
+from agentropy.training.checkpoint import Progress, save_checkpoint
+from agentropy.training.collect import Collected, attempts_for, collect
+from agentropy.training.display import Display
+from agentropy.training.loggers import Logger
+from agentropy.training.setup import Setup
+from agentropy.training.update import UpdateOptions, update
+from agentropy.trajectory import Trajectory, write_jsonl
+
+# What the filters and the bonus did: over the batch of the update, where rollout_metrics covers all that was sampled.
+SHAPED_PREFIXES = ("filter/", "entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
+
+
+class Stopped(Exception):
+    """Training ended early on the user's word; everything is saved."""
+
+
+@dataclass
+class Trainer:
+    """One run. `directory` gets `metrics.jsonl`, `trajectories/` and `checkpoints/`."""
+
+    config: RunConfig
+    setup: Setup
+    directory: Path
+    loggers: list[Logger]
+    display: Display
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        model = self.setup.model
+        self.optimizer = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=self.setup.lr,
+            betas=self.config.optim.betas,
+            weight_decay=self.config.optim.weight_decay,
+        )
+        # With LoRA the frozen base is the reference; without, a copy is kept, and only if it is used.
+        needs_copy = self.config.loss.kl_coef > 0 and not self.config.lora.rank
+        self.reference = copy.deepcopy(model).requires_grad_(False).eval() if needs_copy else None
+        self._stop = asyncio.Event()
+        self._work: asyncio.Task[Collected] | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        r = self.config.rollout
+        return SamplingParams(r.temperature, r.top_p, r.top_k, r.max_new_tokens)
+
+    async def run(self) -> None:
+        """Train to `config.steps`. Raises Stopped after Ctrl-C, when the last whole step has been saved."""
+        with self._interruptible():
+            while self.progress.step < self.config.steps:
+                before = copy.copy(self.progress)
+                self._work = asyncio.ensure_future(self._collect())
+                try:
+                    collected = await self._work
+                except asyncio.CancelledError:
+                    if not self._stop.is_set():
+                        raise
+                    self.progress = before
+                    self.save()
+                    raise Stopped from None
+                self._learn(collected, before)
+                if self.config.evaluation.every and self.progress.step % self.config.evaluation.every == 0:
+                    await self._validate()
+                if self._stop.is_set():
+                    self.save()
+                    raise Stopped
+                if self.progress.step % self.config.checkpoint.every == 0:
+                    self.save()
+        if self.progress.step % self.config.checkpoint.every:
+            self.save()
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends the rollout at once but lets an update finish; a second Ctrl-C ends the process."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._stop.set()
+            if self._work is not None:
+                self._work.cancel()
+
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+    async def _collect(self) -> Collected:
+        r = self.config.rollout
+        started = time.perf_counter()
+        collected = await collect(
+            self.setup.agent,
+            self.setup.method,
+            self.setup.tasks,
+            self.progress,
+            questions=r.questions,
+            samples=r.samples,
+            max_oversample=r.max_oversample,
+            params=self.params,
+            limits=self.setup.limits,
+            seed=self.config.seed,
+            roll=rollout,
+        )
+        self._rollout_seconds = time.perf_counter() - started
+        return collected
+
+    def _learn(self, collected: Collected, before: Progress) -> None:
+        started = time.perf_counter()
+        o = self.config.optim
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.setup.lr * min(1.0, (before.step + 1) / max(o.warmup_steps, 1))
+        metrics = rollout_metrics(collected.sampled)
+        metrics |= {k: v for k, v in collected.shaped.metrics.items() if k.startswith(SHAPED_PREFIXES)}
+        metrics |= update(
+            self.setup.model,
+            self.optimizer,
+            self.setup.method,
+            collected.batch,
+            collected.shaped,
+            UpdateOptions(o.minibatches, o.epochs, o.micro_batch_tokens, o.grad_clip, self.config.rollout.temperature),
+            seed=derive(self.config.seed, "update", before.step),
+            reference_model=self.reference,
+        )
+        update_seconds = time.perf_counter() - started
+        tokens = sum(t.model_tokens for t in collected.sampled)
+        seconds = self._rollout_seconds + update_seconds
+        self.progress.step += 1
+        self.progress.tokens += tokens
+        self.progress.seconds += seconds
+        metrics |= {
+            "filter/questions_sampled": float(collected.questions),
+            "filter/rounds": float(collected.rounds),
+            "time/rollout": self._rollout_seconds,
+            "time/update": update_seconds,
+            "time/step": seconds,
+            "time/tokens_per_second": tokens / seconds,
+            "time/total_tokens": float(self.progress.tokens),
+        }
+        step = self.progress.step
+        write_jsonl(self.directory / "trajectories" / f"step-{step:06d}.jsonl", collected.sampled)
+        self.log(metrics)
+        self.display.step(step, self.config.steps, metrics)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Write metrics of the current step to every logger."""
+        for logger in self.loggers:
+            logger.log(self.progress.step, metrics)
+
+    def save(self) -> Path:
+        """Write a checkpoint of the last whole step."""
+        return save_checkpoint(
+            self.directory / "checkpoints",
+            self.setup.model,
+            self.setup.tokenizer,
+            self.optimizer,
+            self.progress,
+            self.config.checkpoint.keep,
+        )
+
+    async def _validate(self) -> None:
+        out = await self.evaluate("validation", f"validation-{self.progress.step:06d}")
+        self.log({k.replace("eval/", "validation/"): v for k, v in out.items() if k.startswith("eval/")})
+        self.display.say(f"validation: Avg@{out['eval/k']:.0f} {out['eval/avg']:.3f}")
+
+    async def evaluate(
+        self, split: Literal["validation", "test"], name: str, greedy: bool = False
+    ) -> dict[str, float]:
+        """Answer the questions of a split and keep the trajectories as `trajectories/<name>.jsonl`.
+
+        The seeds hang on the question and the sample only: before and after training face the same random numbers.
+        """
+        e = self.config.evaluation
+        tasks = self.setup.tasks.split(split)[: e.questions]
+        samples = 1 if greedy else e.samples
+        params = SamplingParams(0.0 if greedy else e.temperature, max_new_tokens=self.config.rollout.max_new_tokens)
+        attempts = attempts_for(tasks, samples, derive(self.config.seed, "evaluation"), "greedy" if greedy else "eval")
+        trajectories: list[Trajectory] = []
+        size = max(samples, self.config.rollout.max_slots * 4 // samples * samples)
+        for start in range(0, len(attempts), size):
+            trajectories += await rollout(self.setup.agent, attempts[start : start + size], params, self.setup.limits)
+        write_jsonl(self.directory / "trajectories" / f"{name}.jsonl", trajectories)
+        return evaluation_metrics(trajectories)
+
+
+def describe(value: Any) -> str:
+    """A number for a table, `-` where there is none."""
+    return "-" if value is None or value != value else f"{value:.3f}"

@@ -1,0 +1,172 @@
+"""From advantages to weights: the optimiser's part of a step.
+
+Groups are dealt to `minibatches` optimiser updates; each update is computed in micro-batches of at most so many tokens.
+The weights of the loss are fixed over the whole update, so micro-batches are plain sums and only cost memory or time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentropy.algorithms.losses import LossInputs, LossStats
+from agentropy.batch import Batch
+from agentropy.methods.base import Method, Shaped
+from agentropy.policies.scoring import score
+from agentropy.seeds import derive
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How a batch becomes optimiser updates. `temperature` is the sampler's: ratios start at 1 only if both agree."""
+
+    minibatches: int
+    epochs: int
+    micro_batch_tokens: int
+    grad_clip: float
+    temperature: float
+
+
+def deal(batch: Batch, parts: int, seed: int) -> list[Tensor]:
+    """Deal the groups of a batch, shuffled by `seed`, to at most `parts` sets of trajectories of nearly equal size."""
+    groups = torch.randperm(batch.n_groups, generator=torch.Generator().manual_seed(seed))
+    return [torch.isin(batch.group_of, chunk).nonzero().squeeze(-1) for chunk in groups.chunk(parts)]
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices by length, in runs whose rows times longest row stay within `budget` tokens (always at least one)."""
+    run: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if run and (len(run) + 1) * lengths[i] > budget:
+            yield run
+            run = []
+        run.append(i)
+    if run:
+        yield run
+
+
+def update(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    batch: Batch,
+    shaped: Shaped,
+    options: UpdateOptions,
+    *,
+    seed: int,
+    reference: AbstractContextManager[Any] | None = None,
+    reference_model: Any = None,
+) -> dict[str, float]:
+    """Learn from one batch. Returns metrics over all updates; `optim/grad_norm` is the mean of the norms before
+    clipping. An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
+    """
+    learned = shaped.loss_mask & (shaped.advantages != 0)
+    total: LossStats | None = None
+    norms: list[float] = []
+    losses: list[float] = []
+    skipped = empty = 0
+    gaps: list[Tensor] = []
+    model.train()
+    for epoch in range(options.epochs):
+        for rows in deal(batch, options.minibatches, derive(seed, "minibatches", epoch)):
+            mask = shaped.loss_mask & torch.isin(batch.trajectory_of, rows)
+            if not bool((mask & learned).any()):
+                empty += 1
+                continue
+            weights = method.token_weights(batch, mask)
+            chosen = [int(i) for i in rows if bool(shaped.kept[i])]
+            lengths = [int(batch.token_start[i + 1] - batch.token_start[i]) for i in chosen]
+            loss_sum = 0.0
+            optimizer.zero_grad(set_to_none=True)
+            for run in micro_batches(lengths, options.micro_batch_tokens):
+                part = [chosen[i] for i in run]
+                loss, stats, gap = _micro_step(model, method, batch, shaped, weights, mask, part, options, reference_model)
+                loss.backward()  # type: ignore[no-untyped-call]
+                loss_sum += float(loss.detach())
+                total = stats if total is None else total + stats
+                if not norms:
+                    gaps.append(gap)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip))
+            if math.isfinite(norm) and math.isfinite(loss_sum):
+                optimizer.step()
+                norms.append(norm)
+                losses.append(loss_sum)
+            else:
+                skipped += 1
+            optimizer.zero_grad(set_to_none=True)
+    out = total.metrics() if total is not None else {}
+    out |= {
+        "optim/updates": float(len(norms)),
+        "optim/skipped_not_finite": float(skipped),
+        "optim/skipped_empty": float(empty),
+        "optim/lr": float(optimizer.param_groups[0]["lr"]),
+    }
+    if norms:
+        out["optim/grad_norm"] = sum(norms) / len(norms)
+        out["optim/grad_norm_max"] = max(norms)
+        out["optim/loss"] = sum(losses) / len(losses)
+    if gaps:
+        gap = torch.cat(gaps)
+        out["optim/sampler_gap_mean"] = float(gap.mean())
+        out["optim/sampler_gap_max"] = float(gap.max())
+    return out
+
+
+def _micro_step(
+    model: Any,
+    method: Method,
+    batch: Batch,
+    shaped: Shaped,
+    weights: Tensor,
+    mask: Tensor,
+    trajectories: Sequence[int],
+    options: UpdateOptions,
+    reference_model: Any,
+) -> tuple[Tensor, LossStats, Tensor]:
+    starts = batch.token_start.tolist()
+    index = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in trajectories])
+    sequences = [batch.tokens[starts[i] : starts[i + 1]] for i in trajectories]
+    keep = mask[index]
+    index = index[keep]
+    config = method.loss
+    scores = score(
+        model,
+        sequences,
+        keep,
+        temperature=options.temperature,
+        entropy_grad=bool(config.entropy_coef),
+    )
+    device = scores.logprobs.device
+    ref_logp = None
+    if config.kl_coef:
+        with torch.no_grad():
+            ref_logp = _reference_scores(model, reference_model, sequences, keep, options.temperature)
+    old = batch.logprobs[index].to(device)
+    inputs = LossInputs(
+        logp=scores.logprobs,
+        old_logp=old,
+        advantages=shaped.advantages[index].to(device),
+        weights=weights[index].to(device),
+        mask=torch.ones_like(old, dtype=torch.bool),
+        entropy=scores.entropies,
+        ref_logp=ref_logp,
+    )
+    loss, stats = method.compute_loss(inputs)
+    return loss, stats, (scores.logprobs.detach() - old).abs().cpu()
+
+
+def _reference_scores(
+    model: Any, reference_model: Any, sequences: Sequence[Tensor], keep: Tensor, temperature: float
+) -> Tensor:
+    """Log-probabilities under the policy that the run started from: a frozen copy, or the base below the LoRA weights."""
+    if reference_model is not None:
+        return score(reference_model, sequences, keep, temperature=temperature).logprobs
+    with model.disable_adapter():
+        return score(model, sequences, keep, temperature=temperature).logprobs

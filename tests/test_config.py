@@ -1,0 +1,67 @@
+"""The configuration: YAML and dotted options are one thing, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentropy.config import RunConfig, dotted_keys, load_config, parse_overrides, save_config
+from agentropy.errors import UserError
+
+
+def test_every_key_is_an_option_by_its_dotted_name() -> None:
+    keys = dotted_keys()
+    assert {"method", "rollout.samples", "optim.lr", "evaluation.every", "lora.rank"} <= keys.keys()
+    assert "optim" not in keys
+
+
+def test_options_go_on_top_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("method: grpo\nrollout:\n  samples: 4\n  questions: 3\n")
+    config = load_config(path, parse_overrides(["--rollout.samples", "6", "--optim.lr=1e-4", "--seed", "3"]))
+    assert (config.method, config.rollout.samples, config.rollout.questions) == ("grpo", 6, 3)
+    assert config.optim.lr == 1e-4
+    assert config.seed == 3
+
+
+def test_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
+    config = load_config(None, parse_overrides(["--method_options.alpha", "0.05", "--tools", "python,search:a.jsonl"]))
+    save_config(config, tmp_path / "c.yaml")
+    assert load_config(tmp_path / "c.yaml") == config
+    assert config.method_options == {"alpha": 0.05}
+    assert config.tools == ["python", "search:a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rollout.sampels", "3"], "did you mean 'rollout.samples'"),
+        (["--lr", "3"], "did you mean 'optim.lr'"),
+        (["--optim.lr", "-1"], "optim.lr"),
+        (["--rollout.samples", "many"], "rollout.samples"),
+        (["--world", "facts", "--tasks", "x.jsonl"], "not both"),
+        (["--tasks", "x.jsonl"], "needs 'model'"),
+        (["stray"], "stray"),
+    ],
+)
+def test_wrong_options_are_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_config(None, parse_overrides(arguments))
+
+
+def test_unknown_keys_in_a_file_name_the_file_and_the_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("optim:\n  learning_rate: 1\n  lrr: 3\n")
+    with pytest.raises(UserError, match=r"run.yaml: unknown key 'optim.learning_rate'"):
+        load_config(path)
+    path.write_text("steps: [1")
+    with pytest.raises(UserError, match=r"run.yaml: not YAML"):
+        load_config(path)
+    with pytest.raises(UserError, match="cannot read"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_a_flag_without_a_value_is_true_and_null_is_none() -> None:
+    assert load_config(None, parse_overrides(["--evaluation.greedy", "--optim.lr", "null"])) == RunConfig()
+    assert load_config(None, parse_overrides(["--evaluation.greedy", "false"])).evaluation.greedy is False
