@@ -41,7 +41,15 @@ _TEXT_GROUP = re.compile(_TEXT_COMMAND + r"\s*\{([^{}]*)\}")
 _TEXT_UNIT = re.compile(
     r"\s*" + _TEXT_COMMAND + r"\s*\{(?P<word>[^{}]*)\}(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[.,]?$"
 )
-_WORD_UNIT = re.compile(r"(?<=[\d}\)%])\s*(?P<words>[a-zA-Z]{2,}(?:[ /-][a-zA-Z]+){0,5})\.?(?:\s*\^\s*\{?[23]\}?)?$")
+_WORD_UNIT = re.compile(
+    r"(?:(?<=[\d}\)%])\s*|\s)(?P<words>[a-zA-Z]{2,}(?:[ /-][a-zA-Z]+){0,5})\.?(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?$"
+)
+# Two letters are a unit only if they are one of these: `4ab` is a product.
+_SHORT_UNITS = frozenset(
+    "cm mm km kg mg ml mL kL dL ft in yd mi hr hrs lb lbs oz Hz kHz MHz kW MW mV kV kJ MJ nm min sec mph kph mod mol rad deg day "
+    "cup men cwt ton pts pt cts sq USD EUR GBP AUD RMB ms ns us am pm th st nd rd".split(" ")
+)
+_ALGEBRAIC = frozenset("abckmnpqrstxyz")
 _LETTER_UNIT = re.compile(r"(?<=\d)\s+(?:[kcmµ]?[mgsLlJNWVAK]|h|Hz)(?:\s*/\s*[hs])?(?:\s*\^\s*\{?[23]\}?)?$")
 _PERCENT = re.compile(
     r"\s*(?:%|\bpercent(?:age)?(?:\s+points?)?|\bper\s+cent|"
@@ -51,7 +59,7 @@ _PERCENT = re.compile(
 # Words after a number that say more than a unit does.
 _NOT_UNITS = frozenset(
     "and or plus minus times over divided by million billion trillion thousand hundred dozen half halves to through is not if "
-    "but then mod modulo pi sqrt sin cos tan log ln exp where for with any all real positive negative than more less no".split()
+    "but then mod modulo pi sqrt sin cos tan log ln exp where for with any all real positive negative than more less no arcsin arccos arctan sinh cosh tanh max min gcd lcm floor ceil alpha beta gamma delta theta lambda omega sigma infinity infty base mod".split()
 )
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SCALED = re.compile(r"^(?P<number>.*\d)\s*(?P<scale>hundred|thousand|million|billion|trillion|dozen)$", re.I)
@@ -63,6 +71,7 @@ class Number:
 
     value: exact. decimal: written with a point or a power of ten, so it may be rounded. digits: significant digits
     written, 0 for fractions. percent: followed by a percent sign (`value` is then the number before the sign).
+    irrational: `value` is an approximation to 60 digits.
     """
 
     value: Fraction
@@ -70,6 +79,7 @@ class Number:
     digits: int = 0
     percent: bool = False
     scientific: bool = False
+    irrational: bool = False
 
 
 def plain_text(text: str) -> str:
@@ -91,18 +101,31 @@ def drop_units(text: str) -> str:
             if match.start() > 0 and word not in ("i", "e") and not _NOT_UNITS & set(re.findall("[a-z]+", word)):
                 text = text[: match.start()].rstrip().rstrip(r"\ ")
         elif match := _WORD_UNIT.search(text):
-            words = set(re.findall("[a-z]+", match["words"].lower()))
-            if not words & _NOT_UNITS:
+            if match.start() > 0 and _is_unit(match["words"], attached=match.start() == match.start("words")):
                 text = text[: match.start()].rstrip()
-        elif match := _LETTER_UNIT.search(text):
-            text = text[: match.start()].rstrip()
         if text == before:
             break
     return _CURRENCY.sub(r"\1", text).strip()
 
 
-def parse_number(text: str) -> Number | None:
-    """The number that `text`, already tidied, stands for, units and currency dropped; None if it is anything else."""
+def _is_unit(words: str, *, attached: bool) -> bool:
+    """Whether the words after a number only name what is counted or measured."""
+    parts = re.findall("[a-zA-Z]+", words)
+    if _NOT_UNITS & {part.lower() for part in parts}:
+        return False
+    first = parts[0]
+    if first in _SHORT_UNITS:
+        return True
+    if attached or len(first) == 2:
+        return False
+    return len(first) > 3 or not _ALGEBRAIC.issuperset(first.lower())
+
+
+def parse_number(text: str, *, letter_units: bool = False) -> Number | None:
+    """The number that `text`, already tidied, stands for, units and currency dropped; None if it is anything else.
+
+    letter_units: also drop a unit of one letter after a blank (`5 m`), which elsewhere is a variable.
+    """
     if not text or len(text) > 4096:
         return None
     percent = False
@@ -114,6 +137,8 @@ def parse_number(text: str) -> Number | None:
         if match := _PERCENT.search(text):
             text, percent = text[: match.start()], True
         number = _parse_bare(text)
+    if number is None and letter_units and (match := _LETTER_UNIT.search(text)):
+        number = _parse_bare(text[: match.start()])
     if number is None and (match := _SCALED.match(plain_text(text))):
         bare = _parse_bare(match["number"].strip())
         if bare is not None:
@@ -221,7 +246,7 @@ def close(gold: Number, answer: Number, gold_value: Fraction, answer_value: Frac
     difference = abs(gold_value - answer_value)
     largest = max(abs(gold_value), abs(answer_value))
     if not gold.decimal:
-        if not terminates(gold_value) and answer.digits < MIN_DIGITS:
+        if (gold.irrational or not terminates(gold_value)) and answer.digits < MIN_DIGITS:
             return False
         # An integer that was asked for is not met by a neighbour, however large it is.
         if gold_value.denominator == 1 and not answer.scientific and difference > Fraction(1, 1000):

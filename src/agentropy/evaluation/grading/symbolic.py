@@ -1,0 +1,72 @@
+r"""The slow path: shapes and expressions compared, and what our reader doesn't know handed to math-verify.
+
+Runs inside a worker process (see `pool`), because a hostile answer may make math-verify or sympy run without end.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from agentropy.evaluation.grading.compare import Equality, same
+from agentropy.evaluation.grading.evaluate import TooLarge
+from agentropy.evaluation.grading.expression import Unreadable
+from agentropy.evaluation.grading.fallback import compare_by_library
+from agentropy.evaluation.grading.structure import Answer, parse_answer
+from agentropy.evaluation.grading.tidy import tidy
+
+
+@lru_cache(maxsize=2048)
+def _parsed(text: str, numbers: bool) -> Answer:
+    return parse_answer(text, numbers=numbers)
+
+
+def equal(gold: str, answer: str) -> Equality | None:
+    """How two tidied answers are equal, or None. Raises Unreadable or TooLarge where our reader can't tell."""
+    try:
+        found = same(_parsed(gold, True), _parsed(answer, True))
+    except Unreadable:
+        found = None
+        if not _comma_in_digits(gold + answer):
+            raise
+    if found is None and _comma_in_digits(gold + answer):
+        found = same(_parsed(gold, False), _parsed(answer, False))
+    return found
+
+
+def _comma_in_digits(text: str) -> bool:
+    return any(c == "," and text[i - 1 : i].isdigit() and text[i + 1 : i + 2].isdigit() for i, c in enumerate(text))
+
+
+def readable(text: str) -> bool:
+    """Whether our own reader knows what this tidied text is, down to its scalars."""
+    try:
+        return equal(text + " ", text) is not None
+    except (Unreadable, TooLarge):
+        return False
+
+
+def compare(gold: str, answer: str) -> tuple[str, str]:
+    """(reason, detail) of an answer against a gold; both as they were given.
+
+    Reasons: equal_exact, equal_numeric, equal_symbolic, different, parse_error, ungradable, and no_library where the
+    gold can be read by math-verify only and that isn't installed.
+    """
+    plain_gold, plain_answer = tidy(gold), tidy(answer)
+    try:
+        found = equal(plain_gold, plain_answer)
+    except TooLarge:
+        return "different", "a value is too large to be compared"
+    except (Unreadable, RecursionError) as why:
+        return _by_library(plain_gold, plain_answer, str(why) or "it is nested too deeply")
+    if found is None:
+        return "different", f"{plain_answer} is not {plain_gold}"
+    return found, f"{plain_answer} is {plain_gold}"
+
+
+def _by_library(gold: str, answer: str, why: str) -> tuple[str, str]:
+    reason, detail = compare_by_library(gold, answer)
+    if reason in ("different", "equal_symbolic"):
+        return reason, detail
+    if reason != "parse_error" and readable(gold):
+        return "parse_error", f"the answer can't be read: {why}"
+    return reason, detail
