@@ -7,9 +7,11 @@ from typing import Any
 
 from agentropy.errors import UserError
 from agentropy.protocols.base import Dialect, Turn
+from agentropy.protocols.fence import FenceDialect
+from agentropy.protocols.hermes import HermesDialect
 from agentropy.protocols.tags import TagsDialect
 
-DIALECTS: dict[str, Callable[..., Dialect]] = {"tags": TagsDialect}
+DIALECTS: dict[str, Callable[..., Dialect]] = {"hermes": HermesDialect, "fence": FenceDialect, "tags": TagsDialect}
 
 
 def make_dialect(name: str, tokenizer: Any, **options: Any) -> Dialect:

@@ -34,8 +34,8 @@ def _closing(text: str, start: int) -> int | None:
 
 
 def final_text(text: str) -> str:
-    """What stands after the last closed `<think>` section."""
-    return text.rpartition("</think>")[2].strip()
+    """What stands after the last closed `<think>` section and before one that is not closed."""
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def tagged(text: str) -> str | None:

@@ -52,14 +52,14 @@ def has_template(text: TokenText) -> bool:
     return bool(getattr(text.tokenizer, "chat_template", None))
 
 
-def takes_tools(text: TokenText, options: Mapping[str, Any]) -> bool:
-    """True where the template writes `tools` into the prompt."""
+def writes_hermes_tools(text: TokenText, options: Mapping[str, Any]) -> bool:
+    """True where the template writes `tools` into the prompt and asks for JSON calls in `<tool_call>` tags."""
     probe = {"type": "function", "function": {"name": "qqPROBEqq", "description": "", "parameters": {}}}
     try:
         rendered = render(text, [{"role": "user", "content": "x"}], options, [probe])
     except (jinja2.TemplateError, ValueError):
         return False
-    return "qqPROBEqq" in rendered
+    return "qqPROBEqq" in rendered and "<tool_call>" in rendered and "<function=" not in rendered
 
 
 def prompt_ids(

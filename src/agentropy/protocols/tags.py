@@ -71,7 +71,8 @@ class TagsDialect:
         if chat.has_template(self.text):
             return chat.prompt_ids(self.text, question, system, self._template_options)
         before = f"{system}\n\nQuestion: " if system else "Question: "
-        return self.text.encode_mixed([(before, True), (question, False), ("\n", True)], start=True)
+        ids = self.text.encode_mixed([(before, True), (question, False), ("\n", True)], start=True)
+        return [*self.text.bos, *ids]
 
     def _describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
         lines = [

@@ -134,6 +134,12 @@ class TokenText:
                     return token
         return ""
 
+    @cached_property
+    def bos(self) -> list[int]:
+        """What the tokenizer puts before a text that no chat template wrote: its BOS, or nothing."""
+        bos = self.tokenizer.bos_token_id
+        return [int(bos)] if bos is not None and bos in self.tokenizer("x")["input_ids"][:1] else []
+
     def encode(self, text: str) -> list[int]:
         """Ids of trusted text (a template): special tokens in it are read as such. No BOS is added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))

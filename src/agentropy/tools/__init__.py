@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentropy.tools.base import Tool, ToolBox, ToolSession
+from agentropy.tools.faults import Fault, delay, outage, with_faults, wrong
 from agentropy.tools.functions import from_environment, from_function
 from agentropy.tools.parts import ToolLost
 from agentropy.tools.python import python_tool
@@ -11,17 +12,22 @@ from agentropy.tools.session import make_toolbox
 
 __all__ = [
     "Document",
+    "Fault",
     "Hit",
     "SearchIndex",
     "Tool",
     "ToolBox",
     "ToolLost",
     "ToolSession",
+    "delay",
     "from_environment",
     "from_function",
     "make_toolbox",
+    "outage",
     "python_tool",
     "search_tool",
     "show_best",
     "show_hits",
+    "with_faults",
+    "wrong",
 ]

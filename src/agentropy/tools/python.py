@@ -23,7 +23,7 @@ STATUS: Mapping[str, Status] = {
 """What a sandbox's status means for a trajectory."""
 
 _DESCRIPTION = {
-    False: "Run a Python program and return what it prints. Each call starts afresh; nothing is kept from earlier ones.",
+    False: "Run a Python program and return what it prints. Each call starts afresh: nothing is kept from others.",
     True: "Run a cell of Python and return what it prints. Variables and imports are kept from earlier calls.",
 }
 _PARAMETERS: Mapping[str, Any] = {
