@@ -44,7 +44,8 @@ def entropy_from_top_k(logprobs: Tensor) -> Tensor:
     """
     p = logprobs.double().exp()
     rest = (1.0 - p.sum(-1)).clamp(min=0.0)
-    return (torch.special.entr(p).sum(-1) + torch.special.entr(rest)).to(logprobs.dtype)
+    estimate: Tensor = torch.special.entr(p).sum(-1) + torch.special.entr(rest)
+    return estimate.to(logprobs.dtype)
 
 
 def turn_entropy(batch: Batch, include_call_tokens: bool = False) -> Tensor:
