@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentropy.errors import UserError
-from agentropy.trajectory import KINDS, STATUSES, Trajectory
+from agentropy.trajectory import KINDS, STATUSES, Trajectory, check_results
 
 PROMPT, REASONING, CALL, RESULT = range(len(KINDS))
 OK, ERROR, TIMEOUT, INVALID, LOST = range(len(STATUSES))
@@ -37,7 +37,7 @@ class Batch:
     Trajectories:
       group_of[N]       int64, trajectories of one question share a group, numbered by first appearance
       score[N]          float32, the outcome in [0, 1]; NaN where it could not be graded
-      truncated[N]      bool, True where a length limit cut the trajectory off (the engine's word, never the padded width)
+      truncated[N]      bool, True where a length limit cut the trajectory off (the engine's word, never a padded width)
       void[N]           bool, True where a turn has neither a complete call nor an answer (SimpleTIR)
       lost[N]           bool, True where a fault of ours (status `lost`, stop `error`, no score) spoils the trajectory
       token_start[N+1]  int64, trajectory i owns tokens token_start[i]:token_start[i+1]
@@ -103,7 +103,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device)
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
@@ -131,8 +131,8 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     for i, t in enumerate(trajectories):
         first_turn = len(turn_trajectory)
         first_call = len(calls)
+        check_results(t)
         after_result = True  # the first model segment opens a turn
-        open_calls = 0  # calls of the running turn that have no result yet
         wrote_call = False
         for s in t.segments:
             turn = -1
@@ -140,19 +140,13 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
                 if after_result:
                     turn_trajectory.append(i)
                     turn_has_call.append(False)
-                    after_result, open_calls, wrote_call = False, 0, False
+                    after_result, wrote_call = False, False
                 turn = len(turn_trajectory) - 1
-                open_calls += len(s.calls)
                 wrote_call = wrote_call or bool(s.calls)
                 has_logprobs = has_logprobs and (s.logprobs is not None or not s.ids)
                 has_entropies = has_entropies and (s.entropies is not None or not s.ids)
             elif s.kind == "result":
                 after_result = True
-                if len(s.results) > open_calls:
-                    raise UserError(
-                        f"trajectory {t.trajectory_id!r}: {len(s.results)} results where {open_calls} calls wait for one"
-                    )
-                open_calls -= len(s.results)
                 if s.results:
                     turn_has_call[-1] = True
                 calls.extend((i, len(turn_trajectory) - 1, STATUSES.index(r.status)) for r in s.results)
@@ -171,7 +165,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         group_of.append(group_index.setdefault(t.question_id, len(group_index)))
         score.append(float("nan") if t.score is None else t.score)
         truncated.append(cut)
-        void.append(t.stop == "void" or (cut and ends_in_turn and not wrote_call))
+        void.append(t.stop == "void" or (cut and ends_in_turn and not wrote_call and t.answer is None))
         lost.append(t.stop == "error" or t.score is None or LOST in statuses)
         starts["token"].append(len(rows["tokens"]))
         starts["turn"].append(len(turn_trajectory))

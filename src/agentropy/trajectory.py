@@ -25,6 +25,7 @@ StopReason = Literal["answer", "max_turns", "max_tokens", "context_full", "void"
 EntropyKind = Literal["exact", "top-k"]
 
 KINDS: tuple[str, ...] = get_args(SegmentKind)
+ENTROPY_KINDS: tuple[str, ...] = get_args(EntropyKind)
 STATUSES: tuple[str, ...] = get_args(Status)
 STOPS: tuple[str, ...] = get_args(StopReason)
 MODEL_KINDS = ("reasoning", "call")
@@ -55,7 +56,7 @@ class Segment:
     """A run of tokens of one kind.
 
     `logprobs` and `entropies` (nats, at the sampling temperature) stand beside `ids` in segments of the model and are
-    None elsewhere, or where the writer did not record them. `calls` belong to a `call`, `results` to a `result` segment.
+    None elsewhere, or where the writer did not record them. `calls` belong to a `call`, `results` to a `result`.
     """
 
     kind: SegmentKind
@@ -103,6 +104,8 @@ class Trajectory:
     def __post_init__(self) -> None:
         if self.stop not in STOPS:
             raise UserError(f"stop reason {self.stop!r} is none of {', '.join(STOPS)}")
+        if self.entropy_kind not in ENTROPY_KINDS:
+            raise UserError(f"entropy_kind {self.entropy_kind!r} is none of {', '.join(ENTROPY_KINDS)}")
         if self.score is not None and not math.isfinite(self.score):
             raise UserError(f"score {self.score} is no finite number")
 
@@ -137,6 +140,24 @@ class Trajectory:
         return tuple(out)
 
 
+def check_results(trajectory: Trajectory) -> None:
+    """Raise UserError unless every result answers a call of the turn before it (results may be fewer than calls)."""
+    waiting = 0
+    after_result = True
+    for s in trajectory.segments:
+        if s.is_model:
+            waiting = (0 if after_result else waiting) + len(s.calls)
+            after_result = False
+        elif s.kind == "result":
+            if len(s.results) > waiting:
+                raise UserError(
+                    f"trajectory {trajectory.trajectory_id!r}: "
+                    f"{len(s.results)} results where {waiting} calls wait for one"
+                )
+            waiting -= len(s.results)
+            after_result = True
+
+
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
     """The trajectory as the JSON object of docs/trajectory.md. Unknown keys that were read are written back."""
     t = trajectory
@@ -156,7 +177,7 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
         out["parent_id"] = t.parent_id
     if t.fork_at is not None:
         out["fork_at"] = t.fork_at
-    return out | dict(t.extra)
+    return {k: v for k, v in t.extra.items() if k not in _TRAJECTORY_KEYS} | out
 
 
 def _segment_to_json(s: Segment) -> dict[str, Any]:
@@ -177,13 +198,14 @@ def _segment_to_json(s: Segment) -> dict[str, Any]:
             | ({"stop": True} if r.stop else {})
             for r in s.results
         ]
-    return out | dict(s.extra)
+    return {k: v for k, v in s.extra.items() if k not in _SEGMENT_KEYS} | out
 
 
 _TRAJECTORY_KEYS = frozenset(
-    "schema question_id trajectory_id question segments answer score stop entropy_kind parent_id fork_at".split()
+    ("schema", "question_id", "trajectory_id", "question", "segments", "answer", "score", "stop")
+    + ("entropy_kind", "parent_id", "fork_at")
 )
-_SEGMENT_KEYS = frozenset("kind ids logprobs entropies calls results".split())
+_SEGMENT_KEYS = frozenset(("kind", "ids", "logprobs", "entropies", "calls", "results"))
 
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
@@ -194,14 +216,18 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
     if schema != SCHEMA:
         raise UserError(f"schema {schema!r} is not {SCHEMA!r}, the one this version reads")
     for key in ("question_id", "segments"):
-        if key not in data:
+        if data.get(key) is None:
             raise UserError(f"key {key!r} is missing")
+    for key in ("question_id", "trajectory_id", "parent_id"):
+        if isinstance(data.get(key), bool) or not isinstance(data.get(key, ""), str | int | None):
+            raise UserError(f"{key} {data[key]!r} is no text")
+    fork_at = data.get("fork_at")
+    if fork_at is not None and (isinstance(fork_at, bool) or not isinstance(fork_at, int) or fork_at < 0):
+        raise UserError(f"fork_at {fork_at!r} is no position")
+    parent_id = data.get("parent_id")
     segments = data["segments"]
     if not isinstance(segments, list):
         raise UserError("key 'segments' is no list")
-    score = data.get("score")
-    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
-        raise UserError(f"score {score!r} is no number")
     answer = data.get("answer")
     parsed = []
     for i, segment in enumerate(segments):
@@ -209,19 +235,21 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
             parsed.append(_segment_from_json(segment))
         except UserError as error:
             raise UserError(f"segment {i}: {error}") from None
-    return Trajectory(
+    trajectory = Trajectory(
         question_id=str(data["question_id"]),
         trajectory_id=str(data.get("trajectory_id", data["question_id"])),
         question=str(data.get("question", "")),
         segments=tuple(parsed),
         answer=None if answer is None else str(answer),
-        score=None if score is None else float(score),
+        score=_number(data, "score"),
         stop=data.get("stop", "answer" if answer is not None else "void"),
         entropy_kind=data.get("entropy_kind", "exact"),
-        parent_id=data.get("parent_id"),
-        fork_at=data.get("fork_at"),
+        parent_id=None if parent_id is None else str(parent_id),
+        fork_at=fork_at,
         extra={k: v for k, v in data.items() if k not in _TRAJECTORY_KEYS},
     )
+    check_results(trajectory)
+    return trajectory
 
 
 def _segment_from_json(data: Any) -> Segment:
@@ -257,48 +285,92 @@ def _floats(data: Mapping[str, Any], key: str) -> tuple[float, ...] | None:
     if not isinstance(values, list):
         raise UserError(f"{key!r} is no list")
     for v in values:
-        if isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v):
+        if not _is_finite(v):
             raise UserError(f"{key!r} holds {v!r}, which is no finite number")
+        if (v < -TOLERANCE) if key == "entropies" else (v > TOLERANCE):
+            raise UserError(f"{key!r} holds {v!r}, but {_SIGNS[key]}")
     return tuple(float(v) for v in values)
+
+
+TOLERANCE = 1e-3
+"""Rounding may push an entropy of 0 below it, or a log-probability of 0 above it, by so much."""
+_SIGNS = {"entropies": "an entropy is 0 or above", "logprobs": "a log-probability is 0 or below"}
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _number(data: Mapping[str, Any], key: str) -> float | None:
+    value = data.get(key)
+    if value is not None and not _is_finite(value):
+        raise UserError(f"{key} {value!r} is no finite number")
+    return None if value is None else float(value)
 
 
 def _call_from_json(data: Mapping[str, Any]) -> ToolCall:
     arguments = data.get("arguments")
     if not isinstance(arguments, Mapping):
         arguments = {} if arguments is None else {"value": arguments}
-    return ToolCall(tool=str(data.get("tool", "")), arguments=arguments, error=data.get("error"))
+    error = data.get("error")
+    return ToolCall(str(data.get("tool", "")), arguments, None if error is None else str(error))
 
 
 def _result_from_json(data: Mapping[str, Any]) -> ToolResult:
     status = data.get("status", "ok")
     if status not in STATUSES:
         raise UserError(f"result status {status!r} is none of {', '.join(STATUSES)}")
-    reward = data.get("reward")
     return ToolResult(
         content=str(data.get("output", "")),
         status=status,
-        reward=None if reward is None else float(reward),
+        reward=_number(data, "reward"),
         stop=bool(data.get("stop", False)),
-        seconds=float(data.get("seconds", 0.0)),
+        seconds=_number(data, "seconds") or 0.0,
     )
 
 
 def dumps(trajectory: Trajectory) -> str:
     """One line of JSON, without the newline. Non-ASCII text stays as it is; NaN is refused."""
-    return json.dumps(to_json(trajectory), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data = to_json(trajectory)
+    line = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # a tool printed half a surrogate pair; only an escape can carry it
+        line = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return line
 
 
 def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
-    """Write a file of trajectories: a temporary file beside it, then a rename, so a crash leaves no half file."""
+    """Write a file of trajectories; a crash leaves no half file. Raises UserError where it cannot be written."""
+    write_lines(path, (dumps(t) for t in trajectories))
+
+
+def write_lines(path: Path | str, lines: Iterable[str]) -> None:
+    """Write a text file, each line with its newline, by a temporary file beside it and a rename.
+
+    Raises UserError where the file cannot be written (no such folder, no right to it, disk full).
+    """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(dumps(t) + "\n" for t in trajectories)
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(line + "\n" for line in lines)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
     """Read a file of trajectories one by one. Raises UserError with the file's name and the line's number."""
+    return (trajectory for _, trajectory in read_numbered(path))
+
+
+def read_numbered(path: Path | str) -> Iterator[tuple[int, Trajectory]]:
+    """As `read_jsonl`, each trajectory with the number of its line, from 1; blank lines are skipped."""
     path = Path(path)
     try:
         file = path.open("rb")
@@ -309,10 +381,12 @@ def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
             if not raw.strip():
                 continue
             try:
-                yield from_json(json.loads(raw))
+                yield number, from_json(json.loads(raw))
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {number}: not UTF-8") from None
             except json.JSONDecodeError as error:
                 raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+            except (RecursionError, ValueError):  # nested too deep, or an integer of too many digits
+                raise UserError(f"{path}, line {number}: not JSON that can be read") from None
             except UserError as error:
                 raise UserError(f"{path}, line {number}: {error}") from None
