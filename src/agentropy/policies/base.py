@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from agentropy.trajectory import EntropyKind
 
 Finish = Literal["stop", "length", "context_full"]
-"""`stop`: a stop token or string was sampled. `length`: `max_new_tokens` were. `context_full`: the model's window is."""
+"""`stop`: a stop token or string was sampled. `length`: `max_new_tokens` were. `context_full`: the window is."""
 
 
 @dataclass(frozen=True, slots=True)
