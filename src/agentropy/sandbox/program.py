@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import atexit
 import gc
+import itertools
 import linecache
 import os
 import signal
@@ -137,13 +138,49 @@ def _report(error: BaseException) -> None:
             frames = frames.tb_next
         if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_filename == ast.__file__:
             frames = None
-        lines = traceback.format_exception(kind, error, frames)
-        text = "".join(lines).encode("utf-8", "backslashreplace")
+        text = "".join(_format(kind, error, frames)).encode("utf-8", "backslashreplace")
         if message.strip() in text:
             message = text
     except BaseException:
         pass
     _write_error(message)
+
+
+def _format(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> list[str]:
+    """The traceback; where a line holds several statements only the failing one is shown, and columns stay as they are."""
+    whole = dict(linecache.cache)
+    try:
+        _show_only_what_failed(frames)
+        return traceback.format_exception(kind, error, frames)
+    finally:
+        linecache.cache.update(whole)
+
+
+def _show_only_what_failed(frames: types.TracebackType | None) -> None:
+    trees: dict[str, ast.Module] = {}
+    while frames is not None:
+        code, row = frames.tb_frame.f_code, frames.tb_lineno
+        name = code.co_filename
+        entry = linecache.cache.get(name)
+        if entry is not None and len(entry) == 4 and entry[1] is None and 0 < row <= len(entry[2]):
+            lines = list(entry[2])
+            column = next(itertools.islice(code.co_positions(), frames.tb_lasti // 2, None))[2]
+            if ";" in lines[row - 1] and column is not None:
+                if name not in trees:
+                    trees[name] = ast.parse("".join(lines))
+                lines[row - 1] = _statement_at(trees[name], row, column, lines[row - 1])
+                linecache.cache[name] = (entry[0], None, lines, name)
+        frames = frames.tb_next
+
+
+def _statement_at(tree: ast.Module, row: int, column: int, line: str) -> str:
+    data = line.encode()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and node.lineno == row == node.end_lineno:
+            start, end = node.col_offset, node.end_col_offset or len(data)
+            if start <= column < end:
+                return (b" " * start + data[start:end] + b"\n").decode()
+    return line
 
 
 def _shut_down(module: types.ModuleType) -> int:

@@ -14,10 +14,15 @@ ATTEMPTS = (
 )
 
 PROGRAM = """
-import os, socket
+import os, socket, sys
 def read(): open("/etc/passwd").read()
-def list_(): os.listdir("/proc" if os.path.isdir("/proc") else "/etc")
-def write(): open("/tmp/../var/tmp/agentropy-self-test", "x").close()
+def list_(): os.listdir("/var")
+def write():
+    refusals = 0
+    for folder in ("", "/var/tmp", os.path.dirname(os.__file__)):
+        try: open(folder + "/agentropy-self-test", "x").close()
+        except OSError: refusals += 1
+    if refusals == 3: raise OSError
 def connect(): socket.socket()
 def fork():
     if os.fork() == 0: os._exit(0)

@@ -15,6 +15,7 @@ import random
 import resource
 import select
 import socket
+import struct
 import sys
 import time
 from typing import Any
@@ -62,7 +63,7 @@ def main(argument: str) -> None:
     libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if os.getppid() != order["supervisor"]:
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         walls, missing = _build_walls(order, libc)
@@ -117,10 +118,10 @@ def _build_walls(order: dict[str, Any], libc: ctypes.CDLL) -> tuple[child.Walls,
 
 
 def _has_capability(number: int) -> bool:
-    header = child.struct.pack("=Ii", child.CAPABILITY_VERSION_3, 0)
+    header = struct.pack("=Ii", child.CAPABILITY_VERSION_3, 0)
     data = ctypes.create_string_buffer(24)
     ctypes.CDLL(None).capget(header, data)
-    return bool(child.struct.unpack_from("=I", data)[0] >> number & 1)
+    return bool(struct.unpack_from("=I", data)[0] >> number & 1)
 
 
 def _preload(names: list[str]) -> list[str]:
