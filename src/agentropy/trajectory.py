@@ -202,10 +202,10 @@ def _segment_to_json(s: Segment) -> dict[str, Any]:
 
 
 _TRAJECTORY_KEYS = frozenset(
-    ("schema", "question_id", "trajectory_id", "question", "segments", "answer", "score", "stop")
-    + ("entropy_kind", "parent_id", "fork_at")
+    {"schema", "question_id", "trajectory_id", "question", "segments", "answer", "score", "stop"}
+    | {"entropy_kind", "parent_id", "fork_at"}
 )
-_SEGMENT_KEYS = frozenset(("kind", "ids", "logprobs", "entropies", "calls", "results"))
+_SEGMENT_KEYS = frozenset({"kind", "ids", "logprobs", "entropies", "calls", "results"})
 
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
