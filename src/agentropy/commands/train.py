@@ -29,7 +29,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--method_options.alpha 0.05; --list-options prints them all.",
     )
     parser.add_argument("--config", metavar="FILE", help="YAML configuration; options on the command line go on top")
-    parser.add_argument("--resume", metavar="DIR", help="go on with a run; only --steps, --log and evaluation.* may change")
+    parser.add_argument(
+        "--resume", metavar="DIR", help="go on with a run (its --steps may change)"
+    )
     parser.add_argument("--list-options", action="store_true", help="print every key of the configuration and leave")
     for name, text in SHORT.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=text)

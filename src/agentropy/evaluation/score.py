@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentropy.evaluation.grading.code import test_spec
 from agentropy.evaluation.grading.graders import Grader, make_grader
 from agentropy.evaluation.grading.qa import METRICS
 from agentropy.tasks.base import Task
@@ -17,16 +18,18 @@ class Scorer:
         self.ungraded: dict[str, int] = {}
 
     def grader(self, name: str) -> Grader:
-        """The grader that a task's `grader` names: math, code, choice, or a metric of question answering (f1, em, …)."""
+        """The grader that a task's `grader` names: math, code, choice, or a metric of QA (f1, em, …)."""
         if name not in self._graders:
-            metric = {"metric": name} if name in METRICS else {}
-            kind = "qa" if metric else name
-            self._graders[name] = make_grader(kind, workers=self._workers, timeout=self._timeout, **metric)
+            kind, metric = ("qa", name) if name in METRICS else (name, "f1")
+            self._graders[name] = make_grader(kind, metric=metric, workers=self._workers, timeout=self._timeout)
         return self._graders[name]
 
     async def __call__(self, task: Task, answer: str) -> float | None:
         """The score in [0, 1]; None where the gold cannot be graded or the grader failed for no fault of the answer."""
-        verdict = await self.grader(task.grader).grade_answer(answer, task.answers)
+        golds = task.answers
+        if not golds and "tests" in task.row:
+            golds = (test_spec(task.row["tests"], task.row.get("checker")),)
+        verdict = await self.grader(task.grader).grade_answer(answer, golds)
         if verdict.score is None:
             self.ungraded[verdict.reason] = self.ungraded.get(verdict.reason, 0) + 1
         return verdict.score

@@ -27,7 +27,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], batch: Batch | None = No
     scores = [t.score for t in good if t.score is not None]
     results = [r for t in good for r in t.results]
     status = Counter(r.status for r in results)
-    stops = Counter(t.stop for t in trajectories)
+    stops: Counter[str] = Counter(t.stop for t in trajectories)
     changes = entropy_change(batch)
     counted = ~batch.lost[batch.call_trajectory]
     defined = counted & ~torch.isnan(changes.change)
@@ -94,8 +94,8 @@ def evaluation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     out["eval/avg"] = mean([mean(v) for v in by_question.values()])
     if k:
         out["eval/pass"] = mean([pass_at_k(len(v), sum(s >= 0.5 for s in v), k) for v in by_question.values()])
-    for label, test in (("0", lambda n: n == 0), ("1", lambda n: n == 1), ("2+", lambda n: n >= 2)):
-        some = [t for t in trajectories if t.extra.get("need") is not None and test(t.extra["need"])]
+    for label, least, most in (("0", 0, 0), ("1", 1, 1), ("2+", 2, 99)):
+        some = [t for t in trajectories if t.extra.get("need") is not None and least <= t.extra["need"] <= most]
         if some:
             out[f"eval/calls_need_{label}"] = mean([float(len(t.results)) for t in some])
             out[f"eval/accuracy_need_{label}"] = mean([t.score for t in some if t.score is not None])

@@ -104,7 +104,8 @@ class LiveDisplay:
         left = (time.monotonic() - self._started) / (step - first) * (self._total - step)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            ProgressBar(total=self._total, completed=step, width=40), Text(f"{step}/{self._total}, {duration(left)} left")
+            ProgressBar(total=self._total, completed=step, width=40),
+            Text(f"{step}/{self._total}, {duration(left)} left"),
         )
         return Group(table, bar)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,15 +50,15 @@ class _TensorBoard:
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class _Wandb:
@@ -103,7 +103,7 @@ class _Mlflow:
         self._mlflow.end_run()
 
 
-TRACKERS = {
+TRACKERS: dict[str, tuple[Callable[[Path, Mapping[str, Any]], Logger], str]] = {
     "tensorboard": (_TensorBoard, "tensorboard"),
     "wandb": (_Wandb, "wandb"),
     "trackio": (_Trackio, "trackio"),

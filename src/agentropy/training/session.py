@@ -22,7 +22,7 @@ from rich.table import Table
 from agentropy import __version__
 from agentropy.config import RunConfig, load_config, save_config
 from agentropy.errors import UserError
-from agentropy.training.checkpoint import Progress, list_checkpoints, restore
+from agentropy.training.checkpoint import list_checkpoints, restore
 from agentropy.training.display import duration, make_display
 from agentropy.training.loggers import make_loggers
 from agentropy.training.setup import build
@@ -50,9 +50,7 @@ def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
     config = load_config(config_file, overrides)
     setup_config = config.model_copy(update={"world": config.world or (None if config.tasks else "arithmetic")})
     source = setup_config.world or Path(setup_config.tasks or "tasks").stem
-    directory = Path(
-        config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    directory = Path(config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
     return _run(setup_config, directory, fresh=True)

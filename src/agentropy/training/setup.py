@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from agentropy.algorithms.losses import LossConfig
 from agentropy.config import RunConfig
 from agentropy.errors import UserError
 from agentropy.evaluation.score import Scorer
@@ -20,8 +19,8 @@ from agentropy.policies.loading import load_model
 from agentropy.policies.local import LocalPolicy
 from agentropy.protocols import make_dialect
 from agentropy.rollout.loop import Agent, Limits
-from agentropy.tasks import World, load_tasks, make_world
 from agentropy.tasks.base import TaskSource
+from agentropy.tasks.worlds import World, make_world
 from agentropy.tools.python import python_tool
 from agentropy.tools.search import search_tool
 from agentropy.tools.session import make_toolbox
@@ -55,9 +54,11 @@ class Setup:
 
 def build(config: RunConfig) -> Setup:
     """Make everything that a run needs. Raises UserError for the first thing that cannot be had."""
-    method = make_method(config.method, loss=_loss(config), **config.method_options)
+    method = make_method(config.method, **(_loss_options(config) | config.method_options))
     world: World | None = None
     if config.tasks is not None:
+        from agentropy.tasks.files import load_tasks
+
         tasks, source_name = load_tasks(config.tasks, seed=config.seed), config.tasks
     else:
         world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
@@ -98,19 +99,11 @@ def build(config: RunConfig) -> Setup:
     )
 
 
-def _loss(config: RunConfig) -> LossConfig:
-    c = config.loss
-    updates = config.optim.minibatches
-    trajectories = config.rollout.questions * config.rollout.samples / updates
-    return LossConfig(
-        clip_low=c.clip_low,
-        clip_high=c.clip_high,
-        dual_clip=c.dual_clip,
-        kl_coef=c.kl_coef,
-        entropy_coef=c.entropy_coef,
-        aggregation=c.aggregation,
-        norm_constant=c.norm_constant or trajectories * config.rollout.max_new_tokens,
-    )
+def _loss_options(config: RunConfig) -> dict[str, Any]:
+    options = config.loss.model_dump()
+    trajectories = config.rollout.questions * config.rollout.samples / config.optim.minibatches
+    options["norm_constant"] = options["norm_constant"] or trajectories * config.rollout.max_new_tokens
+    return options
 
 
 def _tools(config: RunConfig, world: World | None) -> Sequence[Any]:

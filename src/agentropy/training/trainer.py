@@ -116,19 +116,20 @@ class Trainer:
     async def _collect(self) -> Collected:
         r = self.config.rollout
         started = time.perf_counter()
-        collected = await collect(
-            self.setup.agent,
-            self.setup.method,
-            self.setup.tasks,
-            self.progress,
-            questions=r.questions,
-            samples=r.samples,
-            max_oversample=r.max_oversample,
-            params=self.params,
-            limits=self.setup.limits,
-            seed=self.config.seed,
-            roll=rollout,
-        )
+        with self.setup.policy.rollout():
+            collected = await collect(
+                self.setup.agent,
+                self.setup.method,
+                self.setup.tasks,
+                self.progress,
+                questions=r.questions,
+                samples=r.samples,
+                max_oversample=r.max_oversample,
+                params=self.params,
+                limits=self.setup.limits,
+                seed=self.config.seed,
+                roll=rollout,
+            )
         self._rollout_seconds = time.perf_counter() - started
         return collected
 
@@ -190,9 +191,7 @@ class Trainer:
         self.log({k.replace("eval/", "validation/"): v for k, v in out.items() if k.startswith("eval/")})
         self.display.say(f"validation: Avg@{out['eval/k']:.0f} {out['eval/avg']:.3f}")
 
-    async def evaluate(
-        self, split: Literal["validation", "test"], name: str, greedy: bool = False
-    ) -> dict[str, float]:
+    async def evaluate(self, split: Literal["validation", "test"], name: str, greedy: bool = False) -> dict[str, float]:
         """Answer the questions of a split and keep the trajectories as `trajectories/<name>.jsonl`.
 
         The seeds hang on the question and the sample only: before and after training face the same random numbers.
@@ -204,8 +203,10 @@ class Trainer:
         attempts = attempts_for(tasks, samples, derive(self.config.seed, "evaluation"), "greedy" if greedy else "eval")
         trajectories: list[Trajectory] = []
         size = max(samples, self.config.rollout.max_slots * 4 // samples * samples)
-        for start in range(0, len(attempts), size):
-            trajectories += await rollout(self.setup.agent, attempts[start : start + size], params, self.setup.limits)
+        with self.setup.policy.rollout():
+            for start in range(0, len(attempts), size):
+                part = attempts[start : start + size]
+                trajectories += await rollout(self.setup.agent, part, params, self.setup.limits)
         write_jsonl(self.directory / "trajectories" / f"{name}.jsonl", trajectories)
         return evaluation_metrics(trajectories)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +59,12 @@ def update(
     options: UpdateOptions,
     *,
     seed: int,
-    reference: AbstractContextManager[Any] | None = None,
     reference_model: Any = None,
 ) -> dict[str, float]:
-    """Learn from one batch. Returns metrics over all updates; `optim/grad_norm` is the mean of the norms before
-    clipping. An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
+    """Learn from one batch. Returns metrics over all updates; `optim/grad_norm` is the mean norm before clipping.
+
+    An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
+    `reference_model` is a frozen copy for the KL term; None takes the base below the LoRA weights.
     """
     learned = shaped.loss_mask & (shaped.advantages != 0)
     total: LossStats | None = None
@@ -86,7 +86,9 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             for run in micro_batches(lengths, options.micro_batch_tokens):
                 part = [chosen[i] for i in run]
-                loss, stats, gap = _micro_step(model, method, batch, shaped, weights, mask, part, options, reference_model)
+                loss, stats, gap = _micro_step(
+                    model, method, batch, shaped, weights, mask, part, options, reference_model
+                )
                 loss.backward()  # type: ignore[no-untyped-call]
                 loss_sum += float(loss.detach())
                 total = stats if total is None else total + stats
@@ -132,41 +134,39 @@ def _micro_step(
 ) -> tuple[Tensor, LossStats, Tensor]:
     starts = batch.token_start.tolist()
     index = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in trajectories])
-    sequences = [batch.tokens[starts[i] : starts[i + 1]] for i in trajectories]
+    sequences = [batch.tokens[starts[i] : starts[i + 1]].tolist() for i in trajectories]
     keep = mask[index]
     index = index[keep]
     config = method.loss
-    scores = score(
-        model,
-        sequences,
-        keep,
-        temperature=options.temperature,
-        entropy_grad=bool(config.entropy_coef),
-    )
-    device = scores.logprobs.device
+    temperature = options.temperature
+    scores = score(model, sequences, temperature=temperature, where=keep, entropy_grad=bool(config.entropy_coef))
+    logp = scores.logprobs[keep]
+    assert scores.entropies is not None
+    device = logp.device
     ref_logp = None
     if config.kl_coef:
         with torch.no_grad():
-            ref_logp = _reference_scores(model, reference_model, sequences, keep, options.temperature)
+            ref_logp = _reference_logprobs(model, reference_model, sequences, keep, temperature)[keep]
     old = batch.logprobs[index].to(device)
     inputs = LossInputs(
-        logp=scores.logprobs,
+        logp=logp,
         old_logp=old,
         advantages=shaped.advantages[index].to(device),
         weights=weights[index].to(device),
         mask=torch.ones_like(old, dtype=torch.bool),
-        entropy=scores.entropies,
+        entropy=scores.entropies[keep],
         ref_logp=ref_logp,
     )
     loss, stats = method.compute_loss(inputs)
-    return loss, stats, (scores.logprobs.detach() - old).abs().cpu()
+    return loss, stats, (logp.detach() - old).abs().cpu()
 
 
-def _reference_scores(
-    model: Any, reference_model: Any, sequences: Sequence[Tensor], keep: Tensor, temperature: float
+def _reference_logprobs(
+    model: Any, reference_model: Any, sequences: Sequence[Sequence[int]], where: Tensor, temperature: float
 ) -> Tensor:
-    """Log-probabilities under the policy that the run started from: a frozen copy, or the base below the LoRA weights."""
+    """Log-probabilities under the policy that the run started from."""
+    options: dict[str, Any] = {"temperature": temperature, "where": where, "entropy": False}
     if reference_model is not None:
-        return score(reference_model, sequences, keep, temperature=temperature).logprobs
+        return score(reference_model, sequences, **options).logprobs
     with model.disable_adapter():
-        return score(model, sequences, keep, temperature=temperature).logprobs
+        return score(model, sequences, **options).logprobs
