@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 
 from agentropy.evaluation.grading.expression import Expression, Node
 

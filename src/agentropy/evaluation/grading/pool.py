@@ -105,14 +105,13 @@ class _Worker:
                     pass
 
 
-_Job = tuple[str, str, "Future[Reply]"]
+_Job = tuple[str, str, float, "Future[Reply]"]
 
 
 class _State:
     """What the threads share; holds no reference to the pool, so that a forgotten pool is collected."""
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.workers: dict[int, _Worker] = {}
         self.threads: list[threading.Thread] = []
@@ -124,10 +123,10 @@ class _State:
 def _serve(state: _State, slot: int) -> None:
     """One thread: takes jobs and asks its own worker, replacing it when it is late or dead."""
     while (job := state.jobs.get()) is not None:
-        gold, answer, future = job
+        gold, answer, limit, future = job
         if not future.set_running_or_notify_cancel():
             continue
-        reply = _ask(state, slot, gold, answer)
+        reply = _ask(state, slot, gold, answer, limit)
         future.set_result(reply)
     _retire(state, slot)
 
@@ -139,7 +138,7 @@ def _retire(state: _State, slot: int) -> None:
         worker.stop()
 
 
-def _ask(state: _State, slot: int, gold: str, answer: str) -> Reply:
+def _ask(state: _State, slot: int, gold: str, answer: str, limit: float) -> Reply:
     reply: Reply = ("no_worker", "the grader was closed")
     for _ in range(2):  # a worker that died between two answers is no fault of the second
         worker = state.workers.get(slot)
@@ -154,7 +153,7 @@ def _ask(state: _State, slot: int, gold: str, answer: str) -> Reply:
                     worker.stop()
                     return reply
                 state.workers[slot] = worker
-        reply = worker.ask(gold, answer, state.timeout)
+        reply = worker.ask(gold, answer, limit)
         if reply[0] in ("timeout", "died"):
             state.kills += 1
             _retire(state, slot)
@@ -181,8 +180,8 @@ def _close(state: _State) -> None:
             job = state.jobs.get_nowait()
         except queue.Empty:
             break
-        if job is not None and job[2].set_running_or_notify_cancel():
-            job[2].set_result(("no_worker", "the grader was closed"))
+        if job is not None and job[3].set_running_or_notify_cancel():
+            job[3].set_result(("no_worker", "the grader was closed"))
 
 
 class WorkerPool:
@@ -205,13 +204,13 @@ class WorkerPool:
         """How many workers had to be killed or were found dead."""
         return self._state.kills if self._state else 0
 
-    def submit(self, gold: str, answer: str) -> Future[Reply]:
-        """Queue one pair. The future never raises: failures are replies."""
+    def submit(self, gold: str, answer: str, timeout: float | None = None) -> Future[Reply]:
+        """Queue one pair, with its own limit (seconds) if given. The future never raises: failures are replies."""
         future: Future[Reply] = Future()
         with self._lock:
             state = self._state
             if state is None:
-                state = self._state = _State(self.timeout)
+                state = self._state = _State()
                 self._finalizer = weakref.finalize(self, _close, state)
             # Another thread is worth its start only when all are busy, but a queue that is served late costs more.
             if len(state.threads) < self.size:
@@ -219,7 +218,7 @@ class WorkerPool:
                 thread.name = f"grading-{len(state.threads)}"
                 state.threads.append(thread)
                 thread.start()
-            state.jobs.put((gold, answer, future))
+            state.jobs.put((gold, answer, timeout or self.timeout, future))
         return future
 
     def close(self) -> None:
