@@ -7,7 +7,9 @@ their results come back in one tool turn. A turn without a call is the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentropy.errors import UserError
@@ -97,12 +99,16 @@ class HermesDialect:
         while length and ids[length - 1] in self._ends:
             length -= 1
         data = self.text.decode_bytes(ids[:length])
-        start = data.find(OPEN.encode(), data.rfind(b"</think>") + 1)
-        ended = finish == "stop"
-        if start < 0:
-            return Turn(len(ids), answer=self._answer(data.decode("utf-8", "replace")) if ended else None)
-        calls = tuple(read_calls(data[start:].decode("utf-8", "replace"))) if ended else ()
-        return Turn(self.text.token_at(ids, start), calls)
+        text = data.decode("utf-8", "replace")
+        found = read_calls(text)
+        if not found:
+            return Turn(len(ids), answer=self._answer(text) if finish == "stop" else None)
+        # Bytes that are no UTF-8 shift offsets, but not the order of the tags.
+        offset = -1
+        for _ in range(text.count(OPEN, 0, found[0].start) + 1):
+            offset = data.find(OPEN.encode(), offset + 1)
+        calls = tuple(f.call for f in found) if finish == "stop" else ()
+        return Turn(self.text.token_at(ids, offset), calls)
 
     def _answer(self, text: str) -> str | None:
         if self._answer_format == "auto":
@@ -140,35 +146,51 @@ def tool_section(tools: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def read_calls(text: str) -> Iterator[ToolCall]:
-    """The calls of a turn in order, unreadable ones with their error. `</tool_call>` inside a JSON string is text."""
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """A call, where its opening tag begins, and where its JSON ends (at `start` if that could not be read)."""
+
+    call: ToolCall
+    start: int
+    json_end: int
+
+
+def read_calls(text: str) -> list[FoundCall]:
+    """The calls of a turn in order, unreadable ones with their error.
+
+    `</tool_call>` inside a JSON string is text. Calls before the last `</think>` are thoughts, not calls.
+    """
+    found: list[FoundCall] = []
     at = 0
     while (start := text.find(OPEN, at)) >= 0:
-        body = text[start + len(OPEN) :]
-        call, used = _one(body)
-        yield call
-        at = start + len(OPEN) + used
+        inside = start + len(OPEN)
+        call, json_end, used = _one(text[inside:])
+        found.append(FoundCall(call, start, inside + json_end if json_end else start))
+        at = inside + used
+    thoughts = [m.start() for m in re.finditer("</think>", text)]
+    thoughts = [t for t in thoughts if not any(f.start < t < f.json_end for f in found)]
+    return [f for f in found if not thoughts or f.start > thoughts[-1]]
 
 
-def _one(body: str) -> tuple[ToolCall, int]:
-    """The call at the head of `body`, and how many characters it takes."""
+def _one(body: str) -> tuple[ToolCall, int, int]:
+    """The call at the head of `body`, where its JSON ends (0: unreadable), and how many characters it takes."""
     blank = len(body) - len(body.lstrip())
     try:
         value, end = DECODER.raw_decode(body, blank)
     except (ValueError, RecursionError) as error:
         inside, used = _upto_close(body, 0)
         if inside is None:
-            return ToolCall("", error=f"the call is cut off: it has no {CLOSE}"), used
-        return ToolCall("", error=explain(error) if inside.strip() else f"nothing stands in {OPEN}"), used
+            return ToolCall("", error=f"the call is cut off: it has no {CLOSE}"), 0, used
+        return ToolCall("", error=explain(error) if inside.strip() else f"nothing stands in {OPEN}"), 0, used
     trailing, used = _upto_close(body, end)
     call = json_call(value)
     if trailing is None:
-        return ToolCall(call.tool, error=f"the call has no {CLOSE}"), used
-    if trailing.lstrip().startswith("{"):
-        return ToolCall(call.tool, error=f"more than one JSON object; give each call its own {OPEN}"), used
-    if trailing.strip():
-        return ToolCall(call.tool, error=f"text after the JSON object: {trailing.strip()[:40]!r}"), used
-    return call, used
+        call = ToolCall(call.tool, error=f"the call has no {CLOSE}")
+    elif trailing.lstrip().startswith("{"):
+        call = ToolCall(call.tool, error=f"more than one JSON object; give each call its own {OPEN}")
+    elif trailing.strip():
+        call = ToolCall(call.tool, error=f"text after the JSON object: {trailing.strip()[:40]!r}")
+    return call, end, used
 
 
 def _upto_close(body: str, start: int) -> tuple[str | None, int]:
