@@ -93,8 +93,8 @@ def _slip(rng: random.Random, p: Problem) -> str:
         return str(max(0, int(p.answer) + rng.choice((-1, 1))))
     if p.kind == "parity":
         return "odd" if p.answer == "even" else "even"
-    others = [w for w in re.findall(r"\w+", p.question) if w != p.answer]
-    return others[-1] if p.kind == "larger" and others[-1].isdigit() else others[-2 if p.kind == "larger" else -1]
+    words: list[str] = re.findall(r"\d+" if p.kind == "larger" else r"\w+", p.question)
+    return [w for w in words if w != p.answer][-1]
 
 
 def _guess(rng: random.Random, p: Problem) -> str:

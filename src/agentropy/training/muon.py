@@ -18,7 +18,7 @@ NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix, roughly: [m, n] in, [m, n] out, singular values within about 0.7 to 1.2."""
     a, b, c = NS_COEFFICIENTS
-    x = matrix / (matrix.norm() + 1e-7)
+    x: Tensor = matrix / (matrix.norm() + 1e-7)
     transposed = x.shape[0] > x.shape[1]
     if transposed:
         x = x.T

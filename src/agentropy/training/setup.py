@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: model, tools, protocol, questions, method. All checks of names are here."""
+"""From a configuration to the parts of a run: model, tools, protocol, questions, method."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def fit(
         batch = epoch[step % len(epoch)]
         ids, learned, targets = collate(batch, pad)
         loss = loss_of(model, ids, learned, targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
         warm = min(1.0, (step + 1) / max(1, recipe.warmup_steps))
         cosine = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total))
@@ -302,3 +302,40 @@ def load_or_make(recipe: Recipe, report: Report = print) -> Path:
         if not (path / "recipe.json").is_file():
             raise
     return path
+
+
+def evaluate(world: str, path: Path, questions: int = 128, samples: int = 4) -> dict[str, float]:
+    """What the agent in `path` can do on the first test questions of its world, with the world's real tools.
+
+    Keys: `sampled` and `greedy` (mean scores), `calls` a question (sampled), by need where there are several
+    (`calls_need_0`, …), and `effective`: the share of calls after which the entropy is lower.
+    """
+    import asyncio
+
+    from agentropy.config import RunConfig
+    from agentropy.evaluation.summary import evaluation_metrics
+    from agentropy.policies.base import SamplingParams
+    from agentropy.rollout.loop import rollout
+    from agentropy.training.collect import attempts_for
+    from agentropy.training.setup import build
+
+    async def run() -> dict[str, float]:
+        setup = build(RunConfig(world=world, model=str(path), protocol="tags"))
+        tasks = setup.tasks.split("test")[:questions]
+        await setup.agent.toolbox.start()
+        try:
+            found = []
+            for temperature, k in ((1.0, samples), (0.0, 1)):
+                params = SamplingParams(temperature, max_new_tokens=setup.limits.max_new_tokens)
+                attempts = attempts_for(tasks, k, 0, "warm-start")
+                with setup.policy.rollout():
+                    found.append(evaluation_metrics(await rollout(setup.agent, attempts, params, setup.limits)))
+        finally:
+            await setup.close()
+        sampled, greedy = found
+        out = {"sampled": sampled["eval/avg"], "greedy": greedy["eval/avg"]}
+        out["calls"] = sampled["tool/calls_per_question"]
+        out |= {k.removeprefix("eval/"): v for k, v in sampled.items() if k.startswith("eval/calls_need_")}
+        return out | {"valid": sampled["tool/valid_rate"], "effective": sampled["tool/effective_ratio"]}
+
+    return asyncio.run(run())
