@@ -29,7 +29,10 @@ class Task:
 class TaskSource(Protocol):
     """A set of questions. Splits are disjoint by question text."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the source is called in logs and run directories."""
+        ...
 
     def train(self, index: int) -> Task:
         """The question at a place of the training stream, which never ends. The same index gives the same question."""

@@ -14,7 +14,7 @@ from agentropy.tasks.base import Split, Task
 
 TEST_SHARE, VALIDATION_SHARE = 15, 5
 """Per cent of all possible questions that belong to the test and the validation split."""
-MAX_DRAWS = 200
+MAX_DRAWS = 2000
 """Draws for one place of a stream before the world is called too small."""
 
 

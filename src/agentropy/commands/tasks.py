@@ -1,0 +1,99 @@
+"""`agentropy tasks`: look at questions, and grade every gold answer with its own grader."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("tasks", help="show or check the questions of a world, a file or a data set")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    specs = "a world, FILE.jsonl, FILE.parquet, hf:OWNER/NAME:SPLIT or reasoning-gym:TASK"
+    check = actions.add_parser("check", help="grade every gold answer with its own grader and list those that fail")
+    check.add_argument("specs", nargs="+", metavar="SPEC", help=specs)
+    check.add_argument("--limit", type=int, default=1000, help="questions a source at most (default 1000)")
+    check.add_argument("--list", type=int, default=20, help="failures to print a source (default 20)")
+    check.set_defaults(run=run_check)
+    show = actions.add_parser("show", help="print a few questions with their answers")
+    show.add_argument("specs", nargs="+", metavar="SPEC", help=specs)
+    show.add_argument("--n", type=int, default=5, help="how many (default 5)")
+    show.add_argument("--seed", type=int, default=0)
+    show.set_defaults(run=run_show)
+
+
+def open_source(spec: str, seed: int = 0) -> Any:
+    """The task source that a world's name or any spec of `load_tasks` means."""
+    from agentropy.tasks import WORLDS, load_tasks, make_world
+
+    return make_world(spec, seed=seed).tasks if spec in WORLDS else load_tasks(spec, seed=seed)
+
+
+def all_tasks(source: Any, limit: int) -> list[Any]:
+    """Every question of a file; of an endless source its test split and the start of its training stream."""
+    from agentropy.tasks.files import FileTasks
+
+    if isinstance(source, FileTasks):
+        return list(source.tasks[:limit])
+    tasks = list(source.split("test"))[:limit]
+    return tasks + [source.train(i) for i in range(min(256, limit - len(tasks)))]
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print questions."""
+    from agentropy.tasks.files import FileTasks
+
+    for spec in args.specs:
+        source = open_source(spec, args.seed)
+        print(f"{source.name}:" + (_notes(source) if isinstance(source, FileTasks) else ""))
+        for i in range(args.n):
+            task = source.train(i)
+            need = "" if task.need is None else f", needs {task.need} call{'s' * (task.need != 1)}"
+            answers = " | ".join(task.answers) or "(tests)"
+            print(f"  [{task.kind}{need}, graded by {task.grader}] {task.question}\n    -> {answers}")
+    return 0
+
+
+def _notes(source: Any) -> str:
+    counts = {s: source.splits.count(s) for s in ("train", "validation", "test")}
+    text = f" {len(source.tasks)} questions (" + ", ".join(f"{n} {s}" for s, n in counts.items()) + ")"
+    return text + "".join(f"; {what}: {n}" for what, n in source.notes.items())
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Grade golds. Returns 1 if any of them fails."""
+    import asyncio
+
+    return asyncio.run(_check(args.specs, args.limit, args.list))
+
+
+async def _check(specs: list[str], limit: int, shown: int) -> int:
+    import asyncio
+
+    from agentropy.evaluation.score import Scorer
+    from agentropy.tasks.files import FileTasks
+
+    scorer = Scorer()
+    failed = False
+    try:
+        for spec in specs:
+            source = open_source(spec)
+            tasks = all_tasks(source, limit)
+            golds = [(t, a) for t in tasks for a in t.answers]
+            verdicts = await asyncio.gather(*(scorer.grader(t.grader).grade_answer(a, [a]) for t, a in golds))
+            bad = [(t, a, v) for (t, a), v in zip(golds, verdicts, strict=True) if v.score != 1.0]
+            untested = sum(not t.answers for t in tasks)
+            line = f"{source.name}: {len(tasks)} questions, {len(golds)} golds, {len(bad)} fail their own grader"
+            print(line + (f", {untested} with tests and no gold" if untested else ""))
+            if isinstance(source, FileTasks):
+                for what, n in source.notes.items():
+                    print(f"  {what}: {n}")
+            for task, answer, verdict in bad[:shown]:
+                print(f"  {task.id} ({task.grader}): {answer!r}: {verdict.reason} {verdict.detail}".rstrip())
+            if len(bad) > shown:
+                print(f"  … and {len(bad) - shown} more (--list {len(bad)})")
+            failed = failed or bool(bad)
+    finally:
+        await scorer.close()
+    return 1 if failed else 0
