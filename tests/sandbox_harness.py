@@ -1,6 +1,6 @@
 """Runs the file of sandbox cases and judges each, as a library for the tests and as a script under other users and filters.
 
-    python tests/sandbox_harness.py CASES [--isolation strict] [--unlike NAME …] -> one JSON line a failed case, exit code 0 or 1
+python tests/sandbox_harness.py CASES [--isolation strict] [--unlike NAME …] -> one JSON line a failed case, exit code 0 or 1
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ def judge(result: ExecutionResult, case: dict[str, Any], around: Surroundings) -
     """Compare a result with what the case expects, and look at what must not have changed."""
     expect, wrong = case["expect"], []
     if result.status not in expect["status"].split("|"):
-        wrong.append(f"status {result.status}, not {expect['status']}: {result.stderr[-300:]!r} {result.stdout[-200:]!r}")
+        wrong.append(
+            f"status {result.status}, not {expect['status']}: {result.stderr[-300:]!r} {result.stdout[-200:]!r}"
+        )
     for stream in ("stdout", "stderr"):
         wanted = expect.get(f"{stream}_contains")
         if wanted and around.fill(wanted) not in getattr(result, stream):

@@ -58,6 +58,8 @@ def clean_environment() -> dict[str, str]:
             "HOME": "/",
             "PYTHONHASHSEED": "0",
             "MPLBACKEND": "Agg",
+            "USER": "agent",
+            "LOGNAME": "agent",
         }
     )
 

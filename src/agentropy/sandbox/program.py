@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import gc
 import itertools
 import linecache
@@ -22,6 +23,11 @@ import types
 from typing import Any
 
 HERE = __file__
+MOST_FRAMES = 1100  # a little more than the default recursion limit
+
+# A program may patch what it likes, so this module keeps builtins of its own, and copies of what formats a traceback.
+__builtins__ = dict(vars(builtins))
+PRISTINE = tuple((vars(module), dict(vars(module))) for module in (builtins, traceback, linecache))
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__ import …` sets
 
 # Supervisor and session child speak in fixed headers: length of the code and echo; outcome, CPU seconds and KiB of peak memory.
@@ -35,6 +41,7 @@ def run_script(source: bytes, echo: bool, quit_: Any = os._exit) -> None:
     code = 1
     try:
         module = _fresh_main()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         code = _run(source, "main.py", module.__dict__, echo)
         code = max(code, _shut_down(module))
     except BaseException as error:
@@ -125,35 +132,70 @@ def _exit_code(leaving: SystemExit) -> int:
 def _report(error: BaseException) -> None:
     """Write the traceback, without our own frames, to descriptor 2."""
     kind = type(error)
-    message = getattr(kind, "__name__", "error").encode("utf-8", "backslashreplace") + b"\n"
+    name = str(getattr(kind, "__name__", "error"))
     try:
         sys.settrace(None)
         sys.setprofile(None)
     except BaseException:
         pass  # an audit hook may forbid it
     _flush()
+    text = ""
     try:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename == HERE:
-            frames = frames.tb_next
-        if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_filename == ast.__file__:
-            frames = None
-        text = "".join(_format(kind, error, frames)).encode("utf-8", "backslashreplace")
-        if message.strip() in text:
-            message = text
+        text = _format(kind, error)
     except BaseException:
         pass
-    _write_error(message)
+    if name not in text:
+        try:
+            text = f"{name}: {error}\n"
+        except BaseException:
+            text = f"{name}\n"
+    _write_error(text.encode("utf-8", "backslashreplace"))
 
 
-def _format(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> list[str]:
+def _format(kind: type[BaseException], error: BaseException) -> str:
     """The traceback; where a line holds several statements only the failing one is shown, and columns stay as they are."""
-    whole = dict(linecache.cache)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == HERE:
+        frames = frames.tb_next
+    if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_filename == ast.__file__:
+        frames = None
+    error.__traceback__ = frames
+    left_out = _cut_frames(frames)
+    patched = [dict(current) for current, _ in PRISTINE]
+    sources = dict(linecache.cache)
     try:
-        _show_only_what_failed(frames)
-        return traceback.format_exception(kind, error, frames)
+        for current, original in PRISTINE:
+            current.update(original)
+        linecache.cache = dict(sources)
+        try:
+            _show_only_what_failed(frames)
+        except Exception:
+            pass
+        lines = traceback.format_exception(kind, error, frames)
+        return "".join([f"[{left_out} calls left out]\n", *lines] if left_out else lines)
     finally:
-        linecache.cache.update(whole)
+        for (current, _), theirs in zip(PRISTINE, patched, strict=True):
+            current.update(theirs)
+        linecache.cache = sources
+
+
+def _cut_frames(frames: types.TracebackType | None) -> int:
+    """Cut the middle out of a very long traceback, which would take minutes to format; returns the number of calls cut."""
+    count, frame = 0, frames
+    while frame is not None:
+        count, frame = count + 1, frame.tb_next
+    if frames is None or count <= MOST_FRAMES:
+        return 0
+    first = frames
+    for _ in range(20):
+        assert first.tb_next is not None
+        first = first.tb_next
+    last = first
+    for _ in range(count - 71):
+        assert last.tb_next is not None
+        last = last.tb_next
+    first.tb_next = last
+    return count - 71
 
 
 def _show_only_what_failed(frames: types.TracebackType | None) -> None:

@@ -32,6 +32,7 @@ WANTS_FULL = re.compile(
 GRACE_S = 0.5  # between the interrupt of a cell and the kill of its session
 START_S = 20.0  # a fork server that takes longer to answer an order is replaced
 TICK_S = 0.05  # how often scratch directories are measured
+COUNT_S = 5.0  # how often the threads of a shared user are counted
 DEATHS, DEATHS_WITHIN_S = 3, 60.0
 
 
@@ -58,6 +59,7 @@ class Supervisor:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.users = list(range(4096, -1, -1))
         self.scratch: scratch.Scratch | None = None
+        self.counted = (-COUNT_S, 0)
         self.announced = False
         self.alive = True
 
@@ -377,7 +379,13 @@ class Supervisor:
         return self.scratch
 
     def _process_limit(self, server: ForkServer) -> int:
-        return self.limits["threads"] if server.about["own_user"] or server.about["user_namespace"] else 0
+        """RLIMIT_NPROC counts all threads of a user, so without a user of its own a call gets room above what is there."""
+        if server.about["own_user"] or server.about["user_namespace"]:
+            return self.limits["threads"]
+        now = time.monotonic()
+        if now - self.counted[0] > COUNT_S:
+            self.counted = (now, threads_of(os.getuid()))
+        return self.counted[1] + 8 * self.limits["threads"]
 
     def _check_start(self, child: Child) -> None:
         if child.number in self.children and child.pidfd < 0:
@@ -578,10 +586,22 @@ class Supervisor:
             child.kill("sandbox_error")
 
 
+def threads_of(user: int) -> int:
+    """The number of threads that a user has on this machine, by /proc."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += os.stat(f"/proc/{name}/task").st_nlink - 2
+    return count
+
+
 def main(argument: str) -> None:
     """Run a supervisor with the JSON configuration `argument`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.suppress(KeyboardInterrupt):
