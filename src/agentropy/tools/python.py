@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -21,6 +22,9 @@ STATUS: Mapping[str, Status] = {
     "sandbox_error": "lost",
 }
 """What a sandbox's status means for a trajectory."""
+
+MAX_CHARS = 8000
+"""A first bound on the text, so that no megabyte is tokenized; the limit that counts is the protocol's, in tokens."""
 
 _DESCRIPTION = {
     False: "Run a Python program and return what it prints. Each call starts afresh: nothing is kept from others.",
@@ -44,13 +48,13 @@ class Execution(Protocol):
     @property
     def status(self) -> str: ...
 
-    def for_model(self) -> str: ...
+    def for_model(self, max_chars: int = 2000) -> str: ...
 
 
 class SandboxSession(Protocol):
     """A Python process that keeps its state between runs."""
 
-    async def run(self, code: str, *, timeout: float = 5.0) -> Execution: ...
+    async def run(self, code: str, *, timeout: float = 5.0, echo: bool = True) -> Execution: ...
 
     async def fork(self) -> Any: ...
 
@@ -73,7 +77,7 @@ Format = Callable[[Any], str]
 
 def show(execution: Execution) -> str:
     """The sandbox's own view: output, then the useful last lines of a traceback; a timeout or crash in words."""
-    return execution.for_model()
+    return execution.for_model(max_chars=MAX_CHARS)
 
 
 class PythonPart:
@@ -110,19 +114,25 @@ class PythonPart:
         return ToolResult(self._form(execution), status)
 
     async def execute(self, code: str, seed: int) -> ToolResult:
-        """A run without state."""
-        ran = await self._sandbox.execute([code], timeout=self._timeout, seed=seed, echo=self._echo)
+        """A run without state. Raises ToolLost for a fault of the sandbox, UserError where it can't run at all."""
+        try:
+            ran = await self._sandbox.execute([code], timeout=self._timeout, seed=seed, echo=self._echo)
+        except (RuntimeError, OSError) as error:  # a full queue, a dead supervisor
+            raise ToolLost(f"the sandbox failed: {error}") from error
         return self.result(ran[0])
+
+    async def run_cell(self, session: SandboxSession, code: str) -> ToolResult:
+        """A run in a session. Raises as `execute`."""
+        try:
+            ran = await session.run(code, timeout=self._timeout, echo=self._echo)
+        except (RuntimeError, OSError) as error:
+            raise ToolLost(f"the sandbox failed: {error}") from error
+        return self.result(ran)
 
     def session(self, seed: int) -> AbstractAsyncContextManager[Any]:
         """A sandbox session, not yet entered."""
         opened: AbstractAsyncContextManager[Any] = self._sandbox.session(seed=seed)
         return opened
-
-    @property
-    def timeout(self) -> float:
-        """Seconds of wall time a run may take."""
-        return self._timeout
 
 
 class _Stateless:
@@ -156,14 +166,16 @@ class _Stateful:
         self._seed = seed
         self._session = session
         self._stack = AsyncExitStack()
+        self._lock = asyncio.Lock()
         if session is not None:
             self._stack.push_async_callback(session.close)
         self.tools: Sequence[Tool] = (Tool("python", part.description, _PARAMETERS, self._run),)
 
     async def _run(self, arguments: Mapping[str, Any]) -> ToolResult:
-        if self._session is None:
-            self._session = await self._stack.enter_async_context(self._part.session(self._seed))
-        return self._part.result(await self._session.run(arguments["code"], timeout=self._part.timeout))
+        async with self._lock:  # cells run in order, and one session is opened, however many calls a turn has
+            if self._session is None:
+                self._session = await self._stack.enter_async_context(self._part.session(self._seed))
+            return await self._part.run_cell(self._session, arguments["code"])
 
     async def reward(self) -> float | None:
         return None

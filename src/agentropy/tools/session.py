@@ -49,7 +49,10 @@ class Session:
         self._closed = False
 
     async def call(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run the calls of one turn, concurrently, one result each and in order. Raises nothing but cancellation."""
+        """Run the calls of one turn, concurrently, one result each and in order.
+
+        Raises nothing for what a call or its tool did; UserError where a tool cannot run at all on this machine.
+        """
         if len(calls) == 1:
             return [await self._one(calls[0])]
         return list(await asyncio.gather(*(self._one(c) for c in calls)))
@@ -115,6 +118,8 @@ class Session:
             return ToolResult(say("timeout", str(error) or "the tool ran out of time"), "timeout")
         except (ToolLost, ConnectionError) as error:
             return ToolResult(say("lost", str(error) or type(error).__name__), "lost")
+        except UserError:
+            raise  # the machine lacks what the tool needs: no trajectory could go on
         except Exception as error:
             return ToolResult(say("error", f"{type(error).__name__}: {error}".rstrip(": ")), "error")
 
