@@ -19,7 +19,6 @@ from agentropy.errors import UserError
 
 _CONTROL_LIKE = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_HUGE = 200_000
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -212,50 +211,53 @@ class TokenText:
         """The text, or its head and tail around a note that counts what was left out, if it has too many tokens.
 
         Cut between characters. The result has at most `max_tokens` tokens, but for a few where the limit is smaller
-        than the note itself.
+        than the note itself. Of more than 64,000 characters only the ends are encoded, and the count is an estimate.
         """
-        if len(text) <= max_tokens // 2 or max_tokens <= 0:
-            return text if max_tokens > 0 else ""
-        total = 0
-        if len(text) > _HUGE:
-            sample = len(self.encode_plain(text[: _HUGE // 2]))
-            total = round(sample * len(text) / (_HUGE // 2))
-            head_text, tail_text = text[: _HUGE // 2], text[-_HUGE // 2 :]
-        else:
-            ids = self.encode_plain(text)
-            if len(ids) <= max_tokens:
-                return text
-            total = len(ids)
+        if max_tokens <= 0:
+            return ""
+        if len(text) <= max_tokens // _MOST_TOKENS_A_CHARACTER:
+            return text
+        if len(text) <= 2 * _END:
+            head = tail = self._spans(text)
+            total = max(len(head), len(self.encode_plain(text)))
             head_text = tail_text = text
-        keep = max(max_tokens - len(self.encode_plain(_note(total))), 2)
-        for _ in range(4):
-            left_out = max(total - keep, 1)
-            head = self._first_tokens(head_text, (keep + 1) // 2)
-            tail = self._last_tokens(tail_text, keep // 2)
-            short = head + _note(left_out) + tail
+        else:
+            head_text, tail_text = text[:_END], text[-_END:]
+            head, tail = self._spans(head_text), self._spans(tail_text)
+            total = max(round(len(head) * len(text) / _END), max_tokens + 1)
+        if total <= max_tokens:
+            return text
+        keep = max_tokens - len(self.encode_plain(_note(total)))
+        while True:
+            keep = max(keep, 2)
+            front = head_text[: _end_of_first(head, (keep + 1) // 2)]
+            back = tail_text[_start_of_last(tail, keep // 2) :]
+            short = front + _note(total - keep) + back
             excess = len(self.encode_plain(short)) - max_tokens
-            if excess <= 0 or keep <= 2:
-                break
-            keep = max(keep - excess, 2)
-        return short
+            if excess <= 0 or keep == 2:
+                return short
+            keep -= excess
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(int(a), int(b)) for a, b in encoded["offset_mapping"]]
+        """Where each token of a text lies in it, in characters."""
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(encoded["offset_mapping"])
 
-    def _first_tokens(self, text: str, count: int) -> str:
-        spans = self._spans(text)
-        # A character whose later bytes are in a token beyond the limit is left out whole.
-        end = spans[count][0] if count < len(spans) else len(text)
-        return text[:end]
 
-    def _last_tokens(self, text: str, count: int) -> str:
-        spans = self._spans(text)
-        if count <= 0:
-            return ""
-        if count >= len(spans):
-            return text
-        return text[max(spans[-count][0], spans[-count - 1][1]) :]
+_MOST_TOKENS_A_CHARACTER = 4
+_END = 32_000
+
+
+def _end_of_first(spans: Sequence[tuple[int, int]], count: int) -> int:
+    """Where the first `count` tokens end. A character whose later bytes lie beyond is left out whole."""
+    return spans[count][0] if count < len(spans) else spans[-1][1]
+
+
+def _start_of_last(spans: Sequence[tuple[int, int]], count: int) -> int:
+    """Where the last `count` tokens begin, after any character that begins before them."""
+    if count >= len(spans):
+        return 0
+    return max(spans[-count][0], spans[-count - 1][1]) if count else spans[-1][1]
 
 
 def _note(left_out: int) -> str:

@@ -27,7 +27,7 @@ MAX_CHARS = 8000
 """A first bound on the text, so that no megabyte is tokenized; the limit that counts is the protocol's, in tokens."""
 
 _DESCRIPTION = {
-    False: "Run a Python program and return what it prints. Each call starts afresh: nothing is kept from others.",
+    False: "Run a Python program in a fresh interpreter and return what it prints.",
     True: "Run a cell of Python and return what it prints. Variables and imports are kept from earlier calls.",
 }
 _PARAMETERS: Mapping[str, Any] = {
