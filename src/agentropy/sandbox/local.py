@@ -25,6 +25,7 @@ from agentropy.sandbox.session import Session
 
 ISOLATIONS = ("strict", "namespaces", "landlock")
 MEGA = 1 << 20
+LONGEST_S = 86_400.0
 SYSTEM_TREES = (
     "/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime",
     "/usr/share/zoneinfo", "/usr/share/fonts", "/etc/fonts",
@@ -168,8 +169,10 @@ class LocalSandbox:
         session: str | None = None,
     ) -> ExecutionResult:
         """Run one program, or one cell of a session."""
-        if timeout <= 0:
-            raise ValueError(f"timeout must be positive, not {timeout}")
+        if not isinstance(code, str) or not isinstance(stdin, str | None):
+            raise TypeError("code must be a string, stdin a string or None")
+        if not 0 < timeout <= LONGEST_S:
+            raise ValueError(f"timeout must be between 0 and {LONGEST_S:.0f} seconds, not {timeout}")
         self._attach()
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

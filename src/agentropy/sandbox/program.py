@@ -26,7 +26,7 @@ HERE = __file__
 MOST_FRAMES = 1100  # a little more than the default recursion limit
 
 # A program may patch what it likes, so this module keeps builtins of its own, and copies of what formats a traceback.
-__builtins__ = dict(vars(builtins))
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 PRISTINE = tuple((vars(module), dict(vars(module))) for module in (builtins, traceback, linecache))
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__ import …` sets
 

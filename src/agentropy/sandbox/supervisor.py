@@ -145,7 +145,7 @@ class Supervisor:
         kind = message["op"]
         if kind == "run":
             code = message["code"].encode("utf-8", "surrogatepass")
-            stdin = None if message["stdin"] is None else message["stdin"].encode("utf-8", "surrogateescape")
+            stdin = None if message["stdin"] is None else _bytes(message["stdin"])
             key = message["session"]
             full = bool(self.config["preload"]) and WANTS_FULL.search(code) is not None
             call = Call(
@@ -584,6 +584,14 @@ class Supervisor:
         session.waiting.clear()
         if child is not None:
             child.kill("sandbox_error")
+
+
+def _bytes(text: str) -> bytes:
+    """Input as bytes; what `surrogateescape` decoded comes back as it was."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def threads_of(user: int) -> int:
