@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from agentropy.errors import UserError
-from agentropy.tools import Tool, ToolLost, from_environment, from_function, make_toolbox
+from agentropy.tools import ArgumentError, Tool, ToolLost, from_environment, from_function, make_toolbox, with_faults
 from agentropy.tools.session import Box
 from agentropy.trajectory import ToolCall, ToolResult
 
@@ -262,6 +262,20 @@ def test_results_keep_their_own_status_reward_and_stop() -> None:
     assert (result.content, result.status, result.reward, result.stop) == ("over", "error", 0.5, True)
 
 
+def test_a_schema_without_properties_takes_anything_and_a_tool_may_refuse() -> None:
+    async def work(arguments: Mapping[str, Any]) -> ToolResult:
+        if "z" in arguments:
+            raise ArgumentError("z is too much")
+        return ToolResult(repr(dict(arguments)))
+
+    box = make_toolbox([Tool("free", "", {"type": "object"}, work)])
+    results = run(box, call("free", x=1), call("free", z=1))
+    assert [(r.status, r.content) for r in results] == [
+        ("ok", "{'x': 1}"),
+        ("invalid", "Invalid call: free: z is too much"),
+    ]
+
+
 def test_words_can_be_chosen() -> None:
     box = make_toolbox([add], say=lambda status, message: status)
     assert [r.content for r in run(box, call("nope"), call("add"))] == ["invalid", "invalid"]
@@ -433,6 +447,8 @@ class NoTools:
         ([add, add], "two tools are called 'add'"),
         ([NoReset], "no method reset"),
         ([NoTools], "no public method"),
+        ([make_toolbox([add])], "no part of a toolbox"),
+        ([with_faults(make_toolbox([add]), [])], "no part of a toolbox"),
     ],
 )
 def test_unusable_tools_fail_at_the_start(parts: Sequence[Any], message: str) -> None:

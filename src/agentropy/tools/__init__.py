@@ -7,10 +7,12 @@ from agentropy.tools.faults import Fault, delay, outage, with_faults, wrong
 from agentropy.tools.functions import from_environment, from_function
 from agentropy.tools.parts import ToolLost
 from agentropy.tools.python import python_tool
+from agentropy.tools.schema import ArgumentError
 from agentropy.tools.search import Document, Hit, SearchIndex, search_tool, show_best, show_hits
 from agentropy.tools.session import make_toolbox
 
 __all__ = [
+    "ArgumentError",
     "Document",
     "Fault",
     "Hit",

@@ -20,19 +20,22 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
 
 
 class ArgumentError(Exception):
-    """The arguments do not fit the schema; the message is for the model."""
+    """The arguments do not fit; the message is for the model. A tool may raise it for what no schema can say."""
 
 
 def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, coerced where only one reading is possible ("3" for an integer, 3.0 for 3, "true").
 
-    Understands what `transformers.utils.get_json_schema` writes: type (also a list of types), nullable, enum, items,
-    properties, required, additionalProperties, anyOf. Raises ArgumentError, which names the argument at fault.
+    Unlike in JSON Schema at large, arguments that `properties` does not name are refused, unless `additionalProperties`
+    says otherwise: a misspelt name must be told. Understands what `transformers.utils.get_json_schema` writes: type
+    (also a list of types), nullable, enum, items, properties, required, additionalProperties, anyOf. Raises
+    ArgumentError, which names the argument at fault.
     """
     properties: Mapping[str, Any] = schema.get("properties") or {}
     known = ", ".join(f'"{p}"' for p in properties) or "none"
+    open_ended = schema.get("additionalProperties", "properties" not in schema)
     for name in arguments:
-        if name not in properties and not schema.get("additionalProperties"):
+        if name not in properties and not open_ended:
             raise ArgumentError(f'unknown argument "{name}" (the arguments are: {known})')
     for name in schema.get("required") or ():
         if name not in arguments:

@@ -14,6 +14,7 @@ import numpy as np
 from agentropy.errors import UserError
 from agentropy.tools.base import Tool
 from agentropy.tools.parts import StaticPart
+from agentropy.tools.schema import ArgumentError
 from agentropy.trajectory import ToolResult
 
 _WORD = re.compile(r"\w+")
@@ -182,7 +183,7 @@ def search_tool(
     async def run(arguments: Mapping[str, Any]) -> ToolResult:
         query = arguments["query"]
         if not query.strip():
-            return ToolResult("Invalid call: the query is empty", "invalid")
+            raise ArgumentError("the query is empty")
         hits = shared.search(query, k)
         return ToolResult(form(hits) if hits else nothing)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentropy.errors import UserError
 from agentropy.tools.base import Tool
+from agentropy.tools.faults import FaultyBox
 from agentropy.tools.functions import EnvironmentPart, from_function
 from agentropy.tools.parts import Part, PartSession, StaticPart, ToolLost
 from agentropy.tools.schema import ArgumentError, check_arguments
@@ -112,6 +113,8 @@ class Session:
         try:
             async with asyncio.timeout(limit) as clock:
                 return await owned.tool.run(arguments)
+        except ArgumentError as error:
+            return ToolResult(say("invalid", f"{owned.tool.name}: {error}"), "invalid")
         except TimeoutError as error:
             if clock.expired():
                 return ToolResult(say("timeout", f"no answer within {limit:g} s"), "timeout")
@@ -195,6 +198,8 @@ def _part(item: Any) -> Part:
         return StaticPart([item])
     if isinstance(item, type):
         return EnvironmentPart(item)
+    if isinstance(item, Box | FaultyBox):
+        raise UserError("a toolbox is no part of a toolbox; wrap the whole one with with_faults")
     if isinstance(item, Part):
         return item
     if callable(item):
