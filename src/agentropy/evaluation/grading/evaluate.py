@@ -45,7 +45,7 @@ def exact_value(expression: Expression) -> Fraction | None:
     if "exact" not in expression.cache:
         try:
             expression.cache["exact"] = None if expression.variables else _exact(expression.root)
-        except (NotExact, ZeroDivisionError):
+        except (NotExact, ZeroDivisionError, RecursionError):
             expression.cache["exact"] = None
     found = expression.cache["exact"]
     return found if isinstance(found, Fraction) else None
@@ -160,9 +160,11 @@ def values(expression: Expression, integral: bool = False) -> list[Any]:
         for index in indices:
             table = {name: point(name, index, integral) for name in expression.variables}
             try:
-                found.append(_value(expression.root, table))
+                found.append(_value(expression.root, table, bool(table) and index % 2 == 1))
             except (Undefined, ZeroDivisionError, ValueError, OverflowError):
                 found.append(None)
+            except RecursionError:
+                raise TooLarge from None
         expression.cache[key] = found
     result = expression.cache[key]
     assert isinstance(result, list)
@@ -175,7 +177,21 @@ def value_at(expression: Expression, index: int, integral: bool = False) -> Any:
     return found[index] if expression.variables else found[0]
 
 
-def _value(node: Node, table: Mapping[str, Any]) -> Any:
+def _value(node: Node, table: Mapping[str, Any], real: bool) -> Any:
+    """The value at the point `table`. real: a root or power of real numbers that is not real counts as undefined."""
+    value = _value_of(node, table, real)
+    if real and node.op in ("pow", "root", "call") and isinstance(value, mp.mpc) and "i" not in _constants(node):
+        raise Undefined
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _constants(node: Node) -> frozenset[str]:
+    own = frozenset({node.name}) if node.op == "const" else frozenset()
+    return own.union(*(_constants(a) for a in node.args))
+
+
+def _value_of(node: Node, table: Mapping[str, Any], real: bool) -> Any:
     op = node.op
     if op == "num":
         if abs(node.value.numerator).bit_length() > MAX_BITS:
@@ -185,7 +201,7 @@ def _value(node: Node, table: Mapping[str, Any]) -> Any:
         return table[node.name]
     if op == "const":
         return {"pi": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1), "inf": mp.inf}[node.name]
-    args = [_value(a, table) for a in node.args]
+    args = [_value(a, table, real) for a in node.args]
     if op == "add":
         total = mp.fsum(args)
         largest = max(abs(a) for a in args)

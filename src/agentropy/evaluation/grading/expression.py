@@ -455,6 +455,9 @@ class _Parser:
 
     def arguments(self, name: str) -> tuple[Node, ...]:
         opener = self.peek()[1]
+        if opener == r"\{" and name in _MULTI:
+            opener = "{"
+            self.tokens = [(kind, value[-1] if value in (r"\{", r"\}") else value) for kind, value in self.tokens]
         if opener in ("(", "{", "["):
             self.take()
             if name not in _MULTI:

@@ -9,13 +9,17 @@ import re
 from typing import Any
 
 MAX_LENGTH = 2000
-MAX_BRACES = 64
+# Its grammar backtracks: 30 brackets within each other, many bars or signs of relation in a row, take it minutes.
+MAX_NESTED = 12
+MAX_RELATIONS = 8
+MAX_BARS = 8
 MAX_DIGITS = 256
 MAX_ALL_DIGITS = 2048
 MAX_EXPONENT = 10_000
 
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*(\d+)")
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|in|approx|equiv|sim)(?![a-zA-Z])")
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\^|\w+\s*\^|\([^()]*\^)")
 _FACTORIAL = re.compile(r"(\d+)\s*[)}]?\s*!|!\s*!")
 
@@ -29,8 +33,12 @@ def too_large(text: str) -> str | None:
         depth += (c in "({[") - (c in ")}]")
         deepest = max(deepest, depth)
     runs = _DIGITS.findall(text)
-    if deepest > MAX_BRACES:
+    if deepest > MAX_NESTED:
         return "it is nested too deeply"
+    if text.count("|") > MAX_BARS:
+        return "it has too many bars"
+    if len(_RELATION.findall(text)) > MAX_RELATIONS:
+        return "it has too many relations"
     if any(len(run) > MAX_DIGITS for run in runs) or sum(map(len, runs)) > MAX_ALL_DIGITS:
         return "it has too many digits"
     if _TOWER.search(text):

@@ -13,6 +13,7 @@ _NAME = re.compile(
     rf"{_LETTER}{_INDEX}(?:\s*\^\s*\{{?-1\}}?)?(?:\s*\([^()=]*\))?"  # x, x_1, f(x), f^{{-1}}(x), P(A)
     r"|\\(?:angle|triangle|overline|overrightarrow|vec|measuredangle|mathbf|mathrm|hat|bar)\s*\{?[\w\s]+(?:_\{?\w+\}?)?\}?"
     r"|m?\s*\\angle\s*[\w\s{}]+|[A-Z]{2,4}|\|[A-Z]{1,2}\||\\(?:sin|cos|tan)\s*(?:\\angle)?\s*[A-Z ]+"
+    r"|[A-Z](?:\s*\\c[au]p\s*[A-Z])+"
     rf"|\\frac\s*\{{\s*{_LETTER}\s*\}}\s*\{{\s*{_LETTER}\s*\}}"
 )
 

@@ -75,17 +75,22 @@ def same_as_relation(gold: Relation, answer: Answer) -> Equality | None:
         return _same_as_inequality(gold, answer)
     named = is_name(gold.sides[0]) or gold.ops[0] == "in"
     if not isinstance(answer, Relation):
-        values = values_of(gold) if named or "~" in gold.ops else None
+        values = values_of(gold) if named or "~" in gold.ops or _constant(gold) else None
         if values is None:
             return None
         return next((equal for value in values if (equal := same(value, answer))), None)
     if set(answer.ops) & _ORDER:
         return same_reals(gold.sides[-1], answer) if named else None
-    if named and (is_name(answer.sides[0]) or answer.ops[0] == "in"):
+    if (named and (is_name(answer.sides[0]) or answer.ops[0] == "in")) or (_constant(gold) and _constant(answer)):
         equal = _same_named(gold, answer)
         if equal:
             return equal
     return _same_equation(gold, answer)
+
+
+def _constant(relation: Relation) -> bool:
+    """Whether a relation only says something about numbers, as `63 + 200 = 263` does."""
+    return all(isinstance(side, Scalar) and not side.expression().variables for side in relation.sides)
 
 
 def _same_named(gold: Relation, answer: Relation) -> Equality | None:
@@ -93,7 +98,7 @@ def _same_named(gold: Relation, answer: Relation) -> Equality | None:
     wanted, given = values_of(gold), values_of(answer)
     if wanted is None or given is None:
         return None
-    if g_name != a_name and not _graphs(g_name, a_name):
+    if g_name != a_name and not _graphs(g_name, a_name) and not _constant(gold):
         return None
     return next((equal for g in wanted for a in given if (equal := same(g, a))), None)
 

@@ -101,6 +101,7 @@ _EMPTY = re.compile(
 )
 _SET_MINUS = frozenset({r"\setminus", r"\backslash"})
 _TEXT_ONLY = re.compile(r"(?:\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|[\s.()'\"-]|\d(?:st|nd|rd|th))+")
+_TEXT_GROUP = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{([^{}]*)\}")
 _PLAIN_WORDS = re.compile(r"[^\W\d_][\w' -]*[.!]?", re.U)
 
 
@@ -171,6 +172,8 @@ def parse_answer(text: str, *, numbers: bool = True, depth: int = 0) -> Answer:
         return Interval(Scalar(r"-\infty"), Scalar(r"\infty"), True, True)
     if words := _as_words(text):
         return words
+    if (group := _TEXT_GROUP.fullmatch(text)) and re.search(r",|\b(?:and|or)\b", group[1]):
+        return sub(group[1])
     parts = pieces(text)
     if parts[0] == "{" and _enclosed(parts):
         return sub("".join(parts[1:-1]))
@@ -203,6 +206,8 @@ def _single(text: str, parts: list[str], sub: _Sub, numbers: bool) -> Answer:
         union, cups = split_top(parts, frozenset({"U", "u"}))
     if cups:
         return Union(tuple(sub(part) for part in union))
+    if parts[0] in _OPENERS and _enclosed(parts):
+        return _bracketed(parts, sub, numbers)
     signs = [p for p in parts if p in (r"\pm", r"\mp")]
     if signs:
         if len(signs) > 4:
@@ -210,8 +215,6 @@ def _single(text: str, parts: list[str], sub: _Sub, numbers: bool) -> Answer:
         plus = "".join("+" if p == r"\pm" else "-" if p == r"\mp" else p for p in parts)
         other = "".join("-" if p == r"\pm" else "+" if p == r"\mp" else p for p in parts)
         return Items("list", (sub(plus.removeprefix("+")), sub(other.removeprefix("+"))))
-    if parts[0] in _OPENERS and _enclosed(parts):
-        return _bracketed(parts, sub, numbers)
     ratio, colons = split_top(parts, frozenset({":"}))
     if colons and all(ratio):
         return Ratio(tuple(sub(part) for part in ratio), re.sub(r"\s", "", text))

@@ -5,6 +5,7 @@ Runs inside a worker process (see `pool`), because a hostile answer may make mat
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from agentropy.evaluation.grading.compare import Equality, same
@@ -20,8 +21,28 @@ def _parsed(text: str, numbers: bool) -> Answer:
     return parse_answer(text, numbers=numbers)
 
 
+# An answer given as an option with its text: either may be what is asked for.
+_OPTION = re.compile(r"\(?([A-F])[).:]\s+(\S.*)", re.S)
+
+
 def equal(gold: str, answer: str) -> Equality | None:
     """How two tidied answers are equal, or None. Raises Unreadable or TooLarge where our reader can't tell."""
+    options = [match.groups() if (match := _OPTION.fullmatch(text)) else None for text in (gold, answer)]
+    if not any(options):
+        return _equal(gold, answer)
+    if all(options):
+        return "equal_exact" if options[0] and options[1] and options[0][0] == options[1][0] else None
+    found = None
+    for g in options[0] or (gold,):
+        for a in options[1] or (answer,):
+            try:
+                found = found or _equal(tidy(g), tidy(a))
+            except Unreadable:
+                continue
+    return found
+
+
+def _equal(gold: str, answer: str) -> Equality | None:
     try:
         found = same(_parsed(gold, True), _parsed(answer, True))
     except Unreadable:
