@@ -6,6 +6,7 @@ an optimiser step, so the loss of a micro-batch is a plain sum and how a batch i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -47,10 +48,14 @@ class LossConfig:
                 "aggregation sequence-sum-norm divides by norm_constant: give a number above 0, "
                 "such as trajectories a batch times the longest answer in tokens"
             )
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ValueError(f"clip_low {self.clip_low} must lie in [0, 1] and clip_high {self.clip_high} above 0")
-        if self.dual_clip is not None and self.dual_clip <= 1:
+        if not 0 <= self.clip_low <= 1 or not self.clip_high >= 0:
+            raise ValueError(f"clip_low {self.clip_low} must lie in [0, 1], clip_high {self.clip_high} not below 0")
+        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1, or none")
+        if not self.kl_coef >= 0 or not math.isfinite(self.entropy_coef):
+            raise ValueError(f"kl_coef {self.kl_coef} must not be below 0, entropy_coef {self.entropy_coef} be finite")
+        if not self.ratio_clamp > 0:
+            raise ValueError(f"ratio_clamp {self.ratio_clamp} must be above 0")
 
 
 def token_weights(loss_mask: Tensor, trajectory_of: Tensor, n_trajectories: int, config: LossConfig) -> Tensor:
