@@ -21,6 +21,8 @@ from agentropy.protocols import make_dialect
 from agentropy.rollout.loop import Agent, Limits
 from agentropy.tasks.base import TaskSource
 from agentropy.tasks.worlds import World, make_world
+from agentropy.tools.base import ToolBox
+from agentropy.tools.faults import with_faults
 from agentropy.tools.python import python_tool
 from agentropy.tools.search import search_tool
 from agentropy.tools.session import make_toolbox
@@ -63,7 +65,9 @@ def build(config: RunConfig) -> Setup:
     else:
         world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
         tasks, source_name = world.tasks, world.name
-    parts = _tools(config, world)
+    toolbox: ToolBox = make_toolbox(_tools(config, world), timeout=config.rollout.tool_timeout)
+    if world is not None and world.tool_failures:
+        toolbox = with_faults(toolbox, world.faults(), seed=config.seed)
     device = pick_device(config.device)
     path = config.model if config.model is not None else str(world.warm_start()) if world else ""
     model, tokenizer = load_model(path, dtype=getattr(torch, config.dtype), device=device)
@@ -85,7 +89,7 @@ def build(config: RunConfig) -> Setup:
     dialect = make_dialect(protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
     scorer = Scorer()
     return Setup(
-        agent=Agent(policy, dialect, make_toolbox(parts, timeout=r.tool_timeout), scorer),
+        agent=Agent(policy, dialect, toolbox, scorer),
         policy=policy,
         model=model,
         tokenizer=tokenizer,
