@@ -6,6 +6,7 @@ shifted and there is no padding on the left. Columns at and after a row's length
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.max_columns = max_columns
         self.n_rows = 0
         self.n_columns = 0
+        self._last_size = (0, 0)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._columns = 0
@@ -47,11 +49,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._flat = {}
         self._reserve(self._width, columns)
 
-    def chunk_of(self, rows: Tensor, targets: Tensor, columns: int) -> None:
+    def chunk_of(self, rows: Sequence[int], targets: Tensor, columns: int) -> None:
         """The next forward writes `targets[n, Q]` columns of `rows[n]`; a target of -1 is the scratch column."""
-        self._rows = rows
+        self._rows = torch.tensor(rows, dtype=torch.long, device=targets.device)
         self._columns = columns
-        self._reserve(int(rows.max()) + 1, columns)
+        self._reserve(max(rows) + 1, columns)
         self._targets = torch.where(targets < 0, self.n_columns, targets)
 
     def _reserve(self, rows: int, columns: int) -> None:
@@ -60,6 +62,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def grow(self, rows: int, columns: int) -> None:
         """Make room for `rows` sequences of `columns` tokens (in steps: rows double, columns by a quarter)."""
+        if not self.keys:
+            rows, columns = max(rows, self._last_size[0]), max(columns, self._last_size[1])
         if rows > self.n_rows:
             self.n_rows = min(self.max_rows, max(rows, 2 * self.n_rows))
         if columns > self.n_columns:
@@ -102,17 +106,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         values[rows.unsqueeze(1), :, targets] = value_states.transpose(1, 2)
         return keys[:, :, :columns].index_select(0, rows), values[:, :, :columns].index_select(0, rows)
 
-    def copy_rows(self, sources: Tensor, targets: Tensor, columns: int) -> None:
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
         """Copy the first `columns` columns of rows `sources[n]` to rows `targets[n]`; sources are read before any
         write."""
-        if len(targets) == 0:
+        if not targets or not self.keys:
             return
-        self._reserve(int(targets.max()) + 1, columns)
+        self._reserve(max(targets) + 1, columns)
+        device = self.keys[0].device
+        source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for store in (*self.keys, *self.values):
-            store[:, :, :columns][targets] = store[:, :, :columns].index_select(0, sources)
+            part = store[:, :, :columns]
+            part.index_copy_(0, target, part.index_select(0, source))
 
     def drop(self) -> None:
-        """Free the memory. The next forward allocates again."""
+        """Free the memory. The next forward allocates again, as much at once as there was."""
+        self._last_size = (max(self._last_size[0], self.n_rows), max(self._last_size[1], self.n_columns))
         self.keys, self.values = [], []
         self.n_rows = self.n_columns = 0
         self._targets = self._rows = None

@@ -26,6 +26,7 @@ CHUNK_TOKENS = 8192
 """Most tokens, padding included, in one prefill forward."""
 FORCED_STEPS = 0
 """Appended tokens that ride along in decode steps, one a step, rather than in a prefill of their own."""
+KEPT_BYTES = 1 << 28
 MIN_LIVE = 0.75
 """Rows are moved together when fewer than this share of those computed are live."""
 
@@ -100,9 +101,13 @@ class Engine:
         self._forced = False
 
     def reset(self) -> None:
-        """Forget all rows and free all memory."""
-        self.cache.drop()
-        self._allocate(0)
+        """Forget all rows. Their memory is freed, unless it is so little that allocating it again would cost more."""
+        if self.memory_bytes() > KEPT_BYTES:
+            self.cache.drop()
+            self._allocate(0)
+        self.host[:] = 0
+        self.numbers.zero_()
+        self.width = 0
 
     @property
     def n_active(self) -> int:
@@ -124,7 +129,7 @@ class Engine:
         if copies:
             sources, targets, columns = zip(*copies, strict=True)
             self._ensure_rows(max(targets) + 1)
-            self.cache.copy_rows(self._indices(sources), self._indices(targets), max(columns))
+            self.cache.copy_rows(sources, targets, max(columns))
 
     def _ensure_rows(self, rows: int) -> None:
         if rows > self.n_rows:
@@ -200,9 +205,7 @@ class Engine:
             targets[i, len(piece) :] = -1
         columns = self._columns(max(start + len(piece) for _, start, piece in pieces))
         queries = torch.from_numpy(np.minimum(positions, self.max_context - 1)).to(self.device)
-        self.cache.chunk_of(
-            self._indices([row for row, _, _ in pieces]), torch.from_numpy(targets).to(self.device), columns
-        )
+        self.cache.chunk_of([row for row, _, _ in pieces], torch.from_numpy(targets).to(self.device), columns)
         mask = self.parts.masks(queries, columns, self.parts.dtype)
         self.parts.decode(torch.from_numpy(ids).to(self.device), queries, mask, self.cache)
         self.prefilled_tokens += sum(len(piece) for _, _, piece in pieces)
@@ -280,7 +283,7 @@ class Engine:
         holes = [row for row in range(n) if not live[row]]
         movers = [row for row in range(n, self.width) if live[row]]
         to, source = self._indices(holes + movers), self._indices(movers + holes)
-        self.cache.copy_rows(source, to, int(self.host[holes + movers, 0].max()))
+        self.cache.copy_rows(movers + holes, holes + movers, int(self.host[holes + movers, 0].max()))
         for buffer in self._buffers():
             buffer[to] = buffer[source]
         self.host[holes + movers] = self.host[movers + holes]
