@@ -29,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     p = subparsers.add_parser(
         "grade",
         help="grade answers: maths, QA, multiple choice, programs",
-        description="Grade one answer (--gold, --prediction) or the rows of a JSONL file (--jsonl): a verdict a line, as JSON.",
+        description="Grade one answer (--gold, --prediction) or the rows of a JSONL file: a verdict a line, as JSON.",
     )
     p.add_argument("--kind", choices=KINDS, default=None, help="what is graded (default: math; rows name their own)")
     p.add_argument("--gold", action="append", metavar="ANSWER", help="an accepted answer; repeat for several")
@@ -113,7 +113,7 @@ async def _grade_one(args: argparse.Namespace, row: Row) -> Verdict:
 
 
 async def _grade_file(args: argparse.Namespace) -> None:
-    """Write a verdict a line as soon as it and those before it are there; a broken line ends it after those before it."""
+    """Write a verdict a line, in order, as soon as it is there; a broken line ends it after those before it."""
     graders = _Graders(args)
     rows = _rows(args)
     ahead: asyncio.Queue[tuple[Row, asyncio.Task[Verdict]] | None] = asyncio.Queue(AHEAD)

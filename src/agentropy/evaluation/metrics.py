@@ -29,7 +29,7 @@ def avg_at_k(scores: Sequence[Sequence[float]]) -> float:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The unbiased estimate of the chance that one of k samples is right: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
+    """The unbiased estimate that one of k samples is right: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
 
     n samples, c of them right, k <= n. Computed as a sum of logarithms, so it is exact to rounding for any n.
     Raises ValueError for impossible counts.
@@ -43,7 +43,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mean_pass_at_k(correct: Sequence[Sequence[bool]], k: int) -> float:
-    """Pass@k over questions: the mean of `pass_at_k`. correct: [Q] questions of n >= k samples. NaN without questions."""
+    """Pass@k: the mean of `pass_at_k`. correct: [Q] questions of n >= k samples. NaN without questions."""
     if not correct:
         return math.nan
     return float(np.mean([pass_at_k(len(question), sum(map(bool, question)), k) for question in correct]))
@@ -230,7 +230,7 @@ class Fluctuation:
 
 
 def gradient_fluctuation(norms: Sequence[float] | Floats, window: int = 10) -> Fluctuation:
-    """Fluctuation of pre-clip gradient norms, one a step. Std over mean, because filters change the scale of the gradient.
+    """Fluctuation of pre-clip gradient norms, one a step. Std over mean, because filters change the scale.
 
     A series shorter than the window is one window.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentropy.evaluation.grading.code import test_spec
+from agentropy.evaluation.grading.code import problem_gold
 from agentropy.evaluation.grading.graders import Grader, make_grader
 from agentropy.evaluation.grading.qa import METRICS
 from agentropy.tasks.base import Task
@@ -28,7 +28,7 @@ class Scorer:
         """The score in [0, 1]; None where the gold cannot be graded or the grader failed for no fault of the answer."""
         golds = task.answers
         if not golds and "tests" in task.row:
-            golds = (test_spec(task.row["tests"], task.row.get("checker")),)
+            golds = (problem_gold(task.row["tests"], task.row.get("checker")),)
         verdict = await self.grader(task.grader).grade_answer(answer, golds)
         if verdict.score is None:
             self.ungraded[verdict.reason] = self.ungraded.get(verdict.reason, 0) + 1

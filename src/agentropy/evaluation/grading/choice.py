@@ -16,14 +16,14 @@ _LETTER = re.compile(
 
 
 def choice_letter(text: str) -> str | None:
-    r"""The option letter of an answer such as `B`, `(B)`, `\text{(B)}`, `B. 42`, `option b`, in upper case; else None."""
+    r"""The option letter of an answer such as `B`, `\text{(B)}`, `B. 42`, `option b`, in upper case; else None."""
     plain = plain_text(tidy(text)).replace("$", " ").strip().strip("*").strip()
     match = _LETTER.fullmatch(plain)
     return match.group(1).upper() if match else None
 
 
 def grade_choice(answer: str | None, golds: Sequence[str], options: Sequence[str] = ()) -> Verdict:
-    """Grade a choice against the gold letters (or gold option texts when `options` lists them, in the order A, B, …)."""
+    """Grade a choice against the gold letters, or gold texts when `options` lists them in the order A, B, …"""
     if not golds or not all(gold.strip() for gold in golds):
         return unscorable("ungradable", answer, "the gold choice is empty")
     if answer is None or not answer.strip():

@@ -1,7 +1,7 @@
 r"""Grading programs: every test of a problem, each in a sandboxed process of its own, compared outside of it.
 
-A problem's tests are either inputs with expected outputs or a function with assertions. As gold, a problem is written as
-one string: the expected output alone, or `test_spec(…)`.
+A problem's tests are either inputs with expected outputs or a function with assertions. As gold, a problem is one
+string: the expected output alone, or `problem_gold(…)`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class IOTest:
 
 @dataclass(frozen=True)
 class FunctionTest:
-    """Assertions that follow the candidate's code; they raise where it is wrong. entry_point: the function they call."""
+    """Assertions that follow the candidate's code and raise where it is wrong. entry_point: the function they call."""
 
     entry_point: str
     test: str
@@ -58,14 +58,14 @@ class FunctionTest:
 
 @dataclass(frozen=True)
 class Problem:
-    """Tests that must all pass. checker: compare line by line (default) or token by token; floats within `tolerance`."""
+    """Tests that must all pass. checker: compare line by line or token by token; floats within `tolerance`."""
 
     tests: tuple[IOTest | FunctionTest, ...]
     checker: Literal["lines", "tokens"] = "lines"
     tolerance: float = TOLERANCE
 
 
-def test_spec(tests: Any, checker: str | None = None) -> str:
+def problem_gold(tests: Any, checker: str | None = None) -> str:
     """The tests of a task row as one gold string.
 
     tests: a list of {stdin, stdout}, or one {entry_point, test}. checker: None, `tokens` or `float tolerance X`.
@@ -73,11 +73,8 @@ def test_spec(tests: Any, checker: str | None = None) -> str:
     return json.dumps({"tests": tests, "checker": checker})
 
 
-test_spec.__test__ = False  # type: ignore[attr-defined]  # no test for pytest, whatever its name says
-
-
 def read_problem(gold: str, stdin: str = "") -> Problem:
-    """The problem that a gold string stands for: a `test_spec`, else the expected output for `stdin`. Raises ValueError."""
+    """The problem of a gold string: a `problem_gold`, else the expected output for `stdin`. Raises ValueError."""
     if gold.lstrip().startswith("{"):
         try:
             row = json.loads(gold)
@@ -159,8 +156,8 @@ async def _run_io(program: str, test: IOTest, problem: Problem, executor: Execut
 
 async def _run_function(program: str, test: FunctionTest, executor: Executor, timeout: float) -> Verdict:
     # Exit code 0 proves nothing: the candidate may end the process before the assertions. Behind them the program must
-    # answer a challenge that comes on stdin. This stops accidents and cheap tricks; code and tests share one process, so
-    # a candidate written against this very check could still pass it.
+    # answer a challenge that comes on stdin. This stops accidents and cheap tricks; code and tests share one process,
+    # so a candidate written against this very check could still pass it.
     challenge = secrets.token_hex(16)
     reply = _reply(challenge)
     script = (

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from agentropy.evaluation.grading.evaluate import EQUAL, POINTS, exact_value, mp, value_at
 from agentropy.evaluation.grading.expression import Expression
-from agentropy.evaluation.grading.number import Number, same_number
 from agentropy.evaluation.grading.names import is_name, name_of
+from agentropy.evaluation.grading.number import Number, same_number
 from agentropy.evaluation.grading.structure import (
     Answer,
     Interval,
@@ -110,9 +110,8 @@ def same_scalar(gold: Scalar, answer: Scalar) -> Equality | None:
             if plain
             else "equal_symbolic"
         )
-    if g.variables != a.variables and (not g.variables or not a.variables) and (g_number or a_number):
-        if not _constant(g if g.variables else a):
-            return None
+    if bool(g.variables) != bool(a.variables) and (g_number or a_number) and not _constant(g if g.variables else a):
+        return None
     return _same_values(g, a, g_number, a_number)
 
 

@@ -1,8 +1,8 @@
 r"""A small parser for the closed forms that answers are written in: LaTeX and plain text to an expression tree.
 
-It covers arithmetic, powers, roots, fractions, factorials, binomials, elementary functions, symbols with subscripts. What
-it doesn't know it refuses (`Unreadable`), so that another reader can try; it never guesses. Size and depth are bounded, so
-hostile input costs microseconds.
+It covers arithmetic, powers, roots, fractions, factorials, binomials, elementary functions, symbols with subscripts.
+What it doesn't know it refuses (`Unreadable`), so that another reader can try; it never guesses. Size and depth are
+bounded, so hostile input costs microseconds.
 """
 
 from __future__ import annotations
@@ -12,46 +12,20 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from agentropy.evaluation.grading.number import Number, drop_units, parse_number
+from agentropy.evaluation.grading.tokens import Unreadable, tokenize
+from agentropy.evaluation.grading.vocabulary import DECORATIONS, FUNCTIONS, GREEK, IGNORED, TEXTS, WORD_SYMBOLS
 
 MAX_DEPTH = 48
-MAX_TOKENS = 1500
 
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot asin acos atan sinh cosh tanh coth ln log lg exp sqrt abs "
-    "max min gcd lcm floor ceil sign".split(" ")
-)
 _MULTI = frozenset({"max", "min", "gcd", "lcm"})
-_WORD_SYMBOLS = {"pi": "pi", "infinity": "inf", "oo": "inf", "infty": "inf", "inf": "inf"}
-GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell partial nabla".split(
-        " "
-    )
-)
-_DECORATIONS = frozenset(
-    "bar overline hat widehat vec overrightarrow tilde dot ddot mathbf mathrm mathit mathcal mathbb underline".split()
-)
-_TEXTS = frozenset("text textbf textit textrm mbox mathrm operatorname textnormal textsf".split())
-_IGNORED = frozenset("angle triangle measuredangle displaystyle".split())
 _TIMES = frozenset({"*", r"\cdot", r"\times", r"\ast"})
 _OVER = frozenset({"/", r"\div"})
 _CLOSERS = frozenset({")", "]", "}", r"\}", r"\rfloor", r"\rceil", r"\rvert", r"\rangle"})
 
-_TOKEN = re.compile(
-    r"\s+"
-    r"|(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:\s\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,5}(?![\d.]))?"
-    r"|\.\d+(?:[eE][+-]?\d{1,5}(?![\d.]))?)"
-    r"|(?P<word>[a-zA-Z]+)|(?P<cmd>\\[a-zA-Z]+\*?|\\.)|(?P<sym>.)"
-)
-
-
-class Unreadable(Exception):
-    """The text is no expression that this reader knows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: `op` is num, sym, const, add, mul, div, neg, pow, fact, fact2, root, call, binom or percent."""
+    """One node: `op` is num, sym, const, add, mul, div, neg, pow, fact, fact2, root, call, binom, percent."""
 
     op: str
     args: tuple[Node, ...] = ()
@@ -61,7 +35,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed scalar. number: set where the text is a plain number. digits: most significant digits of a decimal in it."""
+    """A parsed scalar.
+
+    number: set where the text is a plain number. decimals: whether a decimal is in it. digits: the most significant
+    digits of one. integral: whether its variables stand for integers (it holds a floor or ceiling).
+    """
 
     text: str
     root: Node
@@ -70,7 +48,7 @@ class Expression:
     decimals: bool
     digits: int
     percent: bool
-    integral: bool  # holds floor or ceiling: its variables stand for integers
+    integral: bool
     cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -84,35 +62,11 @@ def parse_expression(text: str) -> Expression:
     percent = body.endswith("%")
     if percent:
         body = body[:-1].rstrip()
-    parser = _Parser(_tokens(body))
+    parser = _Parser(tokenize(body))
     root = parser.whole()
     return Expression(
         text, root, number, frozenset(parser.variables), parser.decimals, parser.digits, percent, parser.integral
     )
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens: list[tuple[str, str]] = []
-    for match in _TOKEN.finditer(re.sub(r"\b(?:np|numpy|math|sympy|sp)\.(?=[a-z])", "", text)):
-        kind = match.lastgroup
-        if kind == "word":
-            tokens.extend(_split_word(match.group()))
-        elif kind is not None:
-            tokens.append((kind, match.group()))
-        if len(tokens) > MAX_TOKENS:
-            raise Unreadable("too long")
-    return tokens
-
-
-def _split_word(word: str) -> list[tuple[str, str]]:
-    if word in FUNCTIONS or word in _WORD_SYMBOLS or word in GREEK:
-        return [("cmd", "\\" + word)]
-    for name in sorted(FUNCTIONS | {"pi"}, key=len, reverse=True):
-        if len(name) > 1 and word.endswith(name) and len(word) - len(name) <= 2:
-            return [("letter", c) for c in word[: -len(name)]] + [("cmd", "\\" + name)]
-    if len(word) > 3 and not word.isupper():
-        raise Unreadable(f"words: {word}")
-    return [("letter", c) for c in word]
 
 
 class _Parser:
@@ -352,7 +306,7 @@ class _Parser:
             if kind == "end":
                 raise Unreadable("missing brace")
             depth += (value == "{") - (value == "}")
-            if depth and not (kind == "cmd" and value[1:] in _TEXTS) and value not in "{}":
+            if depth and not (kind == "cmd" and value[1:] in TEXTS) and value not in "{}":
                 parts.append(value)
         return "".join(parts)
 
@@ -389,13 +343,13 @@ class _Parser:
         return False
 
     def command(self, name: str) -> Node:
-        if name in _WORD_SYMBOLS:
-            return Node("const", name=_WORD_SYMBOLS[name])
-        if name in FUNCTIONS and not (name == "sqrt"):
+        if name in WORD_SYMBOLS:
+            return Node("const", name=WORD_SYMBOLS[name])
+        if name in FUNCTIONS and name != "sqrt":
             return self.function(name)
         if name in GREEK:
             return self.symbol(name)
-        if name in _IGNORED:
+        if name in IGNORED:
             return self.primary()
         if name == "frac":
             above = self.braced()
@@ -410,15 +364,15 @@ class _Parser:
             node = self.sum()
             self.expect(r"\rfloor" if name == "lfloor" else r"\rceil")
             return Node("call", (node,), "floor" if name == "lfloor" else "ceil")
-        if name in _DECORATIONS or name in _TEXTS:
+        if name in DECORATIONS or name in TEXTS:
             inner = self.raw_argument().strip()
             if inner in FUNCTIONS:
                 return self.function(inner)
             if name in ("mathrm", "text", "operatorname", "mathbf", "mathit") and inner in ("e", "i", "\\pi"):
                 return Node("const", name=inner.removeprefix("\\"))
-            if name in _TEXTS and not re.fullmatch(r"[A-Za-z]{1,3}", inner):
+            if name in TEXTS and not re.fullmatch(r"[A-Za-z]{1,3}", inner):
                 raise Unreadable(f"text {inner[:20]}")
-            plain = name in _TEXTS or name in ("mathbf", "mathit")
+            plain = name in TEXTS or name in ("mathbf", "mathit")
             return self.symbol(inner if plain else f"{name}:{inner}")
         raise Unreadable(f"command {name}")
 

@@ -45,7 +45,7 @@ def grade_fast(answer: str, gold: str) -> Verdict | None:
 
 
 def verdict_of(reply: tuple[str, str], answer: str) -> Verdict:
-    """The verdict for a worker's reply (`pool.Reply`). Raises UserError where the gold needs math-verify and it is missing."""
+    """The verdict for a worker's reply. Raises UserError where the gold needs math-verify and it is missing."""
     reason, detail = reply
     if reason == "no_library":
         raise UserError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from agentropy.evaluation.grading.expression import GREEK
 from agentropy.evaluation.grading.structure import Answer, Interval, Items, Scalar, Words
+from agentropy.evaluation.grading.vocabulary import GREEK
 
 _LETTER = r"(?:[a-zA-Z]|\\(?:" + "|".join(sorted(GREEK, key=len, reverse=True)) + r")(?![a-zA-Z]))"
 _INDEX = r"(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*'|\s*\^\s*\{?\s*\\prime\s*\}?)*"
@@ -22,12 +22,10 @@ def is_name(answer: Answer) -> bool:
     """Whether a side of an equation only names what the other side is: `x`, `f(x)`, `AB`, `\\angle A`, words."""
     if isinstance(answer, Words):
         return True
-    if isinstance(answer, Interval | Items):
-        return (
-            isinstance(answer, Interval)
-            and all(is_name(m) for m in (answer.left, answer.right))
-            or (isinstance(answer, Items) and bool(answer.items) and all(is_name(m) for m in answer.items))
-        )
+    if isinstance(answer, Interval):
+        return is_name(answer.left) and is_name(answer.right)
+    if isinstance(answer, Items):
+        return bool(answer.items) and all(is_name(m) for m in answer.items)
     return (
         isinstance(answer, Scalar)
         and _NAME.fullmatch(answer.text.strip()) is not None

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agentropy.evaluation.grading.vocabulary import ALGEBRAIC, NOT_UNITS, SHORT_UNITS
+
 # A decimal stands for a number when they agree to this relative error ...
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 # ... or when the decimal is the number correctly rounded to at least so many significant digits.
@@ -42,24 +44,14 @@ _TEXT_UNIT = re.compile(
     r"\s*" + _TEXT_COMMAND + r"\s*\{(?P<word>[^{}]*)\}(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[.,]?$"
 )
 _WORD_UNIT = re.compile(
-    r"(?:(?<=[\d}\)%])\s*|\s)(?P<words>[a-zA-Z]{2,}(?:[ /-][a-zA-Z]+){0,5})\.?(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?$"
+    r"(?:(?<=[\d}\)%])\s*|\s)(?P<words>[a-zA-Z]{2,}(?:[ /-][a-zA-Z]+){0,5})\.?"
+    r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?$"
 )
-# Two letters are a unit only if they are one of these: `4ab` is a product.
-_SHORT_UNITS = frozenset(
-    "cm mm km kg mg ml mL kL dL ft in yd mi hr hrs lb lbs oz Hz kHz MHz kW MW mV kV kJ MJ nm min sec mph kph mod mol rad deg day "
-    "cup men cwt ton pts pt cts sq USD EUR GBP AUD RMB ms ns us am pm th st nd rd".split(" ")
-)
-_ALGEBRAIC = frozenset("abckmnpqrstxyz")
 _LETTER_UNIT = re.compile(r"(?<=\d)\s+(?:[kcmµ]?[mgsLlJNWVAK]|h|Hz)(?:\s*/\s*[hs])?(?:\s*\^\s*\{?[23]\}?)?$")
 _PERCENT = re.compile(
     r"\s*(?:%|\bpercent(?:age)?(?:\s+points?)?|\bper\s+cent|"
     + _TEXT_COMMAND
     + r"\s*\{\s*(?:percent|per cent|%)\s*\})\s*$"
-)
-# Words after a number that say more than a unit does.
-_NOT_UNITS = frozenset(
-    "and or plus minus times over divided by million billion trillion thousand hundred dozen half halves to through is not if "
-    "but then mod modulo pi sqrt sin cos tan log ln exp where for with any all real positive negative than more less no arcsin arccos arctan sinh cosh tanh max min gcd lcm floor ceil alpha beta gamma delta theta lambda omega sigma infinity infty base mod".split()
 )
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SCALED = re.compile(r"^(?P<number>.*\d)\s*(?P<scale>hundred|thousand|million|billion|trillion|dozen)$", re.I)
@@ -98,11 +90,11 @@ def drop_units(text: str) -> str:
         before = text
         if match := _TEXT_UNIT.search(text):
             word = match["word"].strip().lower()
-            if match.start() > 0 and word not in ("i", "e") and not _NOT_UNITS & set(re.findall("[a-z]+", word)):
-                text = text[: match.start()].rstrip().rstrip(r"\ ")
+            unit = word not in ("i", "e") and not NOT_UNITS & set(re.findall("[a-z]+", word))
         elif match := _WORD_UNIT.search(text):
-            if match.start() > 0 and _is_unit(match["words"], attached=match.start() == match.start("words")):
-                text = text[: match.start()].rstrip()
+            unit = _is_unit(match["words"], attached=match.start() == match.start("words"))
+        if match and match.start() > 0 and unit:
+            text = text[: match.start()].rstrip()
         if text == before:
             break
     return _CURRENCY.sub(r"\1", text).strip()
@@ -111,14 +103,14 @@ def drop_units(text: str) -> str:
 def _is_unit(words: str, *, attached: bool) -> bool:
     """Whether the words after a number only name what is counted or measured."""
     parts = re.findall("[a-zA-Z]+", words)
-    if _NOT_UNITS & {part.lower() for part in parts}:
+    if NOT_UNITS & {part.lower() for part in parts}:
         return False
     first = parts[0]
-    if first in _SHORT_UNITS:
+    if first in SHORT_UNITS:
         return True
     if attached or len(first) == 2:
         return False
-    return len(first) > 3 or not _ALGEBRAIC.issuperset(first.lower())
+    return len(first) > 3 or not ALGEBRAIC.issuperset(first.lower())
 
 
 def parse_number(text: str, *, letter_units: bool = False) -> Number | None:
@@ -133,7 +125,7 @@ def parse_number(text: str, *, letter_units: bool = False) -> Number | None:
         text, percent = text[: match.start()], True
     number = _parse_bare(text)
     if number is None:
-        text = drop_units(plain_text(text) if text.startswith("\\text") or text.startswith("\\mathrm") else text)
+        text = drop_units(plain_text(text) if text.startswith(("\\text", "\\mathrm")) else text)
         if match := _PERCENT.search(text):
             text, percent = text[: match.start()], True
         number = _parse_bare(text)
@@ -212,7 +204,7 @@ def _ratio(sign: int, whole: int, above: str, below: str) -> Number | None:
 
 
 def _is_rounding(written: Number, exact: Fraction) -> bool:
-    """Whether `written`, a decimal of at least ROUNDED_DIGITS digits, is `exact` correctly rounded to its last place."""
+    """Whether `written`, a decimal of ROUNDED_DIGITS or more digits, is `exact` rounded to its last place."""
     if not written.decimal or written.digits < ROUNDED_DIGITS or exact == 0:
         return False
     unit = Fraction(1)
@@ -263,9 +255,7 @@ def same_number(gold: Number, answer: Number) -> bool | None:
     the sign is a unit; at or below 1 that reading would accept a value wrong by a factor of 100).
     """
     pairs = [(_value(gold), _value(answer))]
-    if gold.percent and not answer.percent:
-        pairs.append((gold.value, answer.value))
-    elif answer.percent and not gold.percent and abs(gold.value) > 1:
+    if gold.percent != answer.percent and (gold.percent or abs(gold.value) > 1):
         pairs.append((gold.value, answer.value))
     if any(g == a for g, a in pairs):
         return True

@@ -1,8 +1,8 @@
 """Persistent worker processes for the slow path of the maths grader, each with a deadline on its pipe.
 
-A thread or a signal can't stop sympy in its own process, so each worker is a fresh interpreter that is killed, waited for
-and replaced when an answer takes longer than its limit. That answer alone is lost: the others wait in one queue and go to
-whichever worker is free.
+A thread or a signal can't stop sympy in its own process, so each worker is a fresh interpreter that is killed, waited
+for and replaced when an answer takes longer than its limit. That answer alone is lost: the others wait in one queue and
+go to whichever worker is free.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _State:
         self.workers: dict[int, _Worker] = {}
         self.threads: list[threading.Thread] = []
         self.lock = threading.Lock()
-        self.closed = False
+        self.closed = threading.Event()
         self.kills = 0
 
 
@@ -141,6 +141,8 @@ def _retire(state: _State, slot: int) -> None:
 def _ask(state: _State, slot: int, gold: str, answer: str, limit: float) -> Reply:
     reply: Reply = ("no_worker", "the grader was closed")
     for _ in range(2):  # a worker that died between two answers is no fault of the second
+        if state.closed.is_set():
+            return reply
         worker = state.workers.get(slot)
         fresh = worker is None
         if worker is None:
@@ -149,7 +151,7 @@ def _ask(state: _State, slot: int, gold: str, answer: str, limit: float) -> Repl
             except OSError as error:
                 return "no_worker", str(error)
             with state.lock:
-                if state.closed:
+                if state.closed.is_set():
                     worker.stop()
                     return reply
                 state.workers[slot] = worker
@@ -159,14 +161,14 @@ def _ask(state: _State, slot: int, gold: str, answer: str, limit: float) -> Repl
             _retire(state, slot)
         elif worker.answered >= ANSWERS_A_WORKER:
             _retire(state, slot)
-        if reply[0] != "died" or fresh or state.closed:
+        if reply[0] != "died" or fresh or state.closed.is_set():
             break
     return reply
 
 
 def _close(state: _State) -> None:
     with state.lock:
-        state.closed = True
+        state.closed.set()
         workers = list(state.workers.values())
     for _ in state.threads:
         state.jobs.put(None)

@@ -1,7 +1,7 @@
 """Exact match and F1 for questions with short text answers, best over the golds.
 
-`em_squad` and `f1_squad` follow the reference scripts of SQuAD 1.1 and HotpotQA (hotpot_evaluate_v1.py) to the last bit,
-for comparison with papers. `em` and `f1` are the stricter default and what a reward should use: they differ in that
+`em_squad` and `f1_squad` follow the reference scripts of SQuAD 1.1 and HotpotQA (hotpot_evaluate_v1.py) to the last
+bit, for comparison with papers. `em` and `f1` are the stricter default and what a reward should use: in them
 numbers keep their sign and point (`-3` is not `3`, `1.5` is not `15`), Unicode is composed (NFC), typographic
 punctuation counts as its ASCII twin, an answer that consists of articles only is kept, and Chinese, Japanese and Korean
 text is compared character by character.
@@ -46,7 +46,7 @@ def normalize_squad(text: str) -> str:
 
 
 def normalize_strict(text: str) -> str:
-    """As `normalize_squad`, but numbers, Unicode punctuation and answers made of articles survive (module docstring)."""
+    """As `normalize_squad`, but numbers and answers made of articles survive (see the module)."""
     text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).translate(_TWINS).lower()
     text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
     protected = {m.start() for m in _IN_NUMBER.finditer(text)}
@@ -111,7 +111,7 @@ def em(prediction: str, gold: str) -> float:
 
 
 def f1(prediction: str, gold: str) -> float:
-    """F1 over bags of tokens under the strict normalisation, with HotpotQA's rule for yes, no and noanswer. In [0, 1]."""
+    """F1 over bags of tokens under the strict normalisation, with the rule for yes, no, noanswer. In [0, 1]."""
     return _strict(prediction, gold)[1]
 
 

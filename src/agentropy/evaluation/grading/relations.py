@@ -12,9 +12,10 @@ from typing import Any
 
 from agentropy.evaluation.grading.compare import Equality, same, weakest
 from agentropy.evaluation.grading.evaluate import EQUAL, POINTS, mp, value_at
-from agentropy.evaluation.grading.expression import Expression, Node, Unreadable
+from agentropy.evaluation.grading.expression import Expression, Node
 from agentropy.evaluation.grading.names import is_name, name_of
 from agentropy.evaluation.grading.structure import Answer, Interval, Items, Matrix, Relation, Scalar, Union, Words
+from agentropy.evaluation.grading.tokens import Unreadable
 
 _ORDER = frozenset({"<", ">", "<=", ">=", "!="})
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -299,7 +300,10 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
             last = out[-1]
             gap = _end(piece.left) - _end(last.right)
             touches = abs(gap) <= EQUAL * (1 + abs(_end(piece.left))) if mp.isfinite(gap) else gap == 0
-            if gap < 0 and not touches or touches and not (piece.left_open and last.right_open):
+            if touches and piece.left_open and last.right_open:
+                out.append(piece)
+                continue
+            if gap < 0 or touches:
                 if _end(piece.right) > _end(last.right) or (
                     _end(piece.right) == _end(last.right) and not piece.right_open
                 ):

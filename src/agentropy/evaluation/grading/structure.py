@@ -7,11 +7,14 @@ parsed on demand, so a shape can be compared before anything is evaluated.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from agentropy.evaluation.grading.expression import Expression, Unreadable, parse_expression
+from agentropy.evaluation.grading.expression import Expression, parse_expression
 from agentropy.evaluation.grading.number import plain_text
+from agentropy.evaluation.grading.tokens import Unreadable
+from agentropy.evaluation.grading.vocabulary import MATH_WORDS
 
 MAX_ITEMS = 200
 MAX_NESTING = 24
@@ -84,6 +87,7 @@ class Words:
 
 
 Answer = Scalar | Items | Interval | Union | Matrix | Relation | Ratio | Words
+_Sub = Callable[[str], Answer]
 
 _OPENERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle"}
 _CLOSERS = frozenset(_OPENERS.values())
@@ -92,8 +96,8 @@ _MATRIX = re.compile(
     r"\\begin\s*\{(?:[pbBs]?(?:small)?matrix|array)\}\s*(?:\{[lcr| ]*\})?(?P<body>.*)\\end\s*\{[a-zA-Z]+\}", re.S
 )
 _RELATIONS = {
-    "=": "=", r"\neq": "!=", "<": "<", ">": ">", r"\leq": "<=", r"\geq": ">=", r"\approx": "~", r"\in": "in", r"\equiv": "=",
-    r"\simeq": "~",
+    "=": "=", r"\neq": "!=", "<": "<", ">": ">", r"\leq": "<=", r"\geq": ">=", r"\approx": "~", r"\in": "in",
+    r"\equiv": "=",     r"\simeq": "~",
 }  # fmt: skip
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\R|\\Reals|(?:all )?real numbers|all reals", re.I)
 _EMPTY = re.compile(
@@ -177,9 +181,8 @@ def parse_answer(text: str, *, numbers: bool = True, depth: int = 0) -> Answer:
     parts = pieces(text)
     if parts[0] == "{" and _enclosed(parts):
         return sub("".join(parts[1:-1]))
-    if match := _MATRIX.fullmatch(text):
-        if body_matrix := _matrix(match["body"], sub):
-            return body_matrix
+    if (match := _MATRIX.fullmatch(text)) and (table := _matrix(match["body"], sub)):
+        return table
     found, _ = split_top(parts, frozenset({",", ";", "and", "or"}), numbers=numbers)
     found = [part for part in found if part]
     if len(found) > MAX_ITEMS:
@@ -266,17 +269,11 @@ def _as_words(text: str) -> Words | None:
     if not in_text:
         letters = re.findall(r"[^\W\d_]+", plain)
         prose = _PLAIN_WORDS.fullmatch(plain) and any(len(word) > 3 for word in letters)
-        if not prose or any(word in _FUNCTION_WORDS for word in letters) or re.search(r"\b(?:and|or)\b", plain):
+        if not prose or any(word in MATH_WORDS for word in letters) or re.search(r"\b(?:and|or)\b", plain):
             return None
     elif re.fullmatch(r"[\d\s.,()+/-]*", plain) or re.search(r"\b(?:and|or)\b|,", plain):
         return None
     return normal_words(plain)
-
-
-_FUNCTION_WORDS = frozenset(
-    "sqrt sin cos tan arcsin arccos arctan sinh cosh tanh log exp infinity theta alpha beta gamma delta lambda omega sigma "
-    "floor ceil".split(" ")
-)
 
 
 def normal_words(text: str) -> Words | None:
@@ -288,8 +285,3 @@ def normal_words(text: str) -> Words | None:
         words = words[1:-1]
     words = " ".join(re.sub(r"[-']", " ", words.lower()).split())
     return Words(words) if words else None
-
-
-from collections.abc import Callable  # noqa: E402
-
-_Sub = Callable[[str], Answer]

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from agentropy.evaluation.grading.compare import Equality, same
 from agentropy.evaluation.grading.evaluate import TooLarge
-from agentropy.evaluation.grading.expression import Unreadable
 from agentropy.evaluation.grading.fallback import compare_by_library
 from agentropy.evaluation.grading.structure import Answer, parse_answer
 from agentropy.evaluation.grading.tidy import tidy
+from agentropy.evaluation.grading.tokens import Unreadable
 
 
 @lru_cache(maxsize=2048)

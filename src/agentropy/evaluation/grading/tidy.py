@@ -17,14 +17,16 @@ _FRACTIONS = {
     "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",
 }  # fmt: skip
 _UNICODE = {
-    "−": "-", "–": "-", "—": "-", "‒": "-", "﹣": "-", "－": "-", "＋": "+", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ",
-    "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "𝜋": r"\pi ", "∞": r"\infty ", "∪": r"\cup ",
-    "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "≤": r"\leq ", "≥": r"\geq ", "≦": r"\leq ", "≧": r"\geq ", "≠": r"\neq ",
-    "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "°": "°", "º": "°", "˚": "°", "′": "'", "ℝ": r"\mathbb{R}", "θ": r"\theta ",
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "τ": r"\tau ",
-    "（": "(", "）": ")", "［": "[", "］": "]", "｛": "{", "｝": "}", "，": ",", "、": ",", "；": ";", "：": ":", "＝": "=", "％": "%",
-    "＜": "<", "＞": ">", "．": ".", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-    "⌈": r"\lceil ", "⌉": r"\rceil ", "€": "€", "“": '"', "”": '"', "‘": "'", "’": "'", "＄": "$", "µ": r"\mu ", "μ": r"\mu ",
+    "−": "-", "–": "-", "—": "-", "‒": "-", "﹣": "-", "－": "-", "＋": "+", "×": r"\times ", "✕": r"\times ",
+    "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "𝜋": r"\pi ",
+    "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "≤": r"\leq ",
+    "≥": r"\geq ", "≦": r"\leq ", "≧": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ",
+    "°": "°", "º": "°", "˚": "°", "′": "'", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+    "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "τ": r"\tau ", "（": "(", "）": ")",
+    "［": "[", "］": "]", "｛": "{", "｝": "}", "，": ",", "、": ",", "；": ";", "：": ":", "＝": "=", "％": "%",
+    "＜": "<", "＞": ">", "．": ".", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "€": "€", "“": '"', "”": '"', "‘": "'", "’": "'",
+    "＄": "$", "µ": r"\mu ", "μ": r"\mu ",
 }  # fmt: skip
 _UNICODE_RE = re.compile("[" + "".join(map(re.escape, _UNICODE)) + "]")
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\u00ad]")
@@ -76,7 +78,7 @@ _DELIMITERS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("**", 
 
 def tidy(text: str) -> str:
     r"""`text` in one plain spelling: `\frac` for every fraction command, `-` for every dash, no `\left`, no spacing
-    commands, no degree signs, no enclosing `$` or `**`, no full stop at the end. At most MAX_CHARACTERS are looked at."""
+    commands, no degree signs, no enclosing `$` or `**`, no full stop at the end. MAX_CHARACTERS are looked at."""
     text = text[: MAX_CHARACTERS + 1]
     if not text.isascii():
         text = _from_unicode(text)

@@ -46,7 +46,7 @@ _ORDER: dict[str, int] = {
 class Verdict:
     """One graded answer.
 
-    correct: True, False, or None where it can't be known (bad gold, broken sandbox): such an answer is left out, never 0.
+    correct: True, False, or None where it can't be known (bad gold, broken sandbox): such an answer is left out.
     score: in [0, 1], the reward; None exactly where `correct` is None.
     extracted: the answer that was read out of the model's text, None if there was none.
     detail: one sentence for people.

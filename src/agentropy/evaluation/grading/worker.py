@@ -1,7 +1,7 @@
 """The process that grades what needs more than plain numbers: `python -m agentropy.evaluation.grading.worker`.
 
-One JSON list [gold, answer] a line on stdin, one JSON list [reason, detail] a line on stdout, in order. The parent keeps
-the clock and kills the process when a line is late; nothing here needs to be interruptible.
+One JSON list [gold, answer] a line on stdin, one JSON list [reason, detail] a line on stdout, in order. The parent
+keeps the clock and kills the process when a line is late; nothing here needs to be interruptible.
 """
 
 from __future__ import annotations
