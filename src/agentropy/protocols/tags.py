@@ -92,9 +92,10 @@ class TagsDialect:
 
     def read(self, ids: Sequence[int], finish: Finish) -> Turn:
         """Read a turn. A closing tag without its opening, or with nothing inside, is an unreadable call."""
-        return self._read_ids(ids, finish) if self.single_tokens else self._read_text(ids, finish)
+        turn = self._read_ids(ids) if self.single_tokens else self._read_text(ids)
+        return turn if finish == "stop" else Turn(turn.call_start)
 
-    def _read_ids(self, ids: Sequence[int], finish: Finish) -> Turn:
+    def _read_ids(self, ids: Sequence[int]) -> Turn:
         closing = self._tag_of_closing
         end = next((i for i, t in enumerate(ids) if t in closing), None)
         if end is None:
@@ -112,7 +113,7 @@ class TagsDialect:
         starts = {i for t, i in self._opening.items() if t != ANSWER}
         return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in starts), len(ids))
 
-    def _read_text(self, ids: Sequence[int], finish: Finish) -> Turn:
+    def _read_text(self, ids: Sequence[int]) -> Turn:
         data = self.text.decode_bytes(ids)
         tags = [*self._tool_tags, ANSWER]
         ends = [(at, t) for t in tags if (at := data.find(f"</{t}>".encode())) >= 0]

@@ -69,7 +69,10 @@ def _check(value: Any, schema: Mapping[str, Any], where: str) -> Any:
     types = _types(schema)
     if types and not any(_is(value, t) for t in types):
         value = _coerce(value, types, where)
-    if "enum" in schema and value not in schema["enum"]:
+    # In Python True == 1, in JSON it is not.
+    if "enum" in schema and not any(
+        value == e and isinstance(value, bool) == isinstance(e, bool) for e in schema["enum"]
+    ):
         raise ArgumentError(f"{where} must be one of {', '.join(map(repr, schema['enum']))}")
     if isinstance(value, list | tuple) and isinstance(schema.get("items"), Mapping):
         return [_check(v, schema["items"], f"{where}, item {i}") for i, v in enumerate(value)]
