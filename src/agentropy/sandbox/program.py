@@ -27,6 +27,8 @@ MOST_FRAMES = 1100  # a little more than the default recursion limit
 
 # A program may patch what it likes, so this module keeps builtins of its own, and copies of what formats a traceback.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
+CLOSING = (threading._shutdown, atexit._run_exitfuncs)  # type: ignore[attr-defined]
+collect = gc.collect
 PRISTINE = tuple((vars(module), dict(vars(module))) for module in (builtins, traceback, linecache))
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__ import …` sets
 
@@ -233,7 +235,7 @@ def _shut_down(module: types.ModuleType) -> int:
         sys.setprofile(None)
     except BaseException:
         pass
-    for step in (threading._shutdown, atexit._run_exitfuncs, lambda: _clear(module)):  # type: ignore[attr-defined]
+    for step in (*CLOSING, lambda: _clear(module)):
         try:
             step()
         except BaseException:
@@ -247,7 +249,7 @@ def _clear(module: types.ModuleType) -> None:
     for name in list(namespace):
         if name != "__builtins__":
             namespace[name] = None
-    gc.collect()
+    collect()
 
 
 def _flush() -> None:

@@ -541,9 +541,16 @@ class Supervisor:
         except OSError:
             data = b""
         call, session = child.call, child.session
-        if len(data) != OUTCOME.size or call is None or session is None:
+        if len(data) != OUTCOME.size or call is None or session is None:  # it died, or closed or abused its channel
             self._unwatch(child.channel.fileno())
-            child.kill(None if call is None else "crash")  # it closed or abused its channel
+            if call is None and session is not None:
+                session.child, session.lost = None, True
+                child.session = None
+                child.kill(None)
+            elif data:
+                child.kill("crash")
+            else:
+                self._after(time.monotonic() + GRACE_S, lambda: child.kill("crash"))
             return
         child.drain()
         outcome, cpu, rss = OUTCOME.unpack(data)
