@@ -118,7 +118,9 @@ def generate_agentic(model: Qwen3ForCausalLM, batch: int, seed: int, wait: float
 
 def engine_fixed(policy: LocalPolicy, batch: int, seed: int, new: int = 48) -> int:
     async def run() -> int:
-        handles = [h for n, p in enumerate(prompts(batch, seed)) for h in policy.open(p, range(n * 100, n * 100 + GROUP))]
+        handles = [
+            h for n, p in enumerate(prompts(batch, seed)) for h in policy.open(p, range(n * 100, n * 100 + GROUP))
+        ]
 
         async def one(handle: SequenceHandle) -> int:
             out = await policy.generate(handle, (), SamplingParams(max_new_tokens=new), Stop())
