@@ -18,6 +18,9 @@ from typing import Literal
 
 Part = Literal["question", "model", "result"]
 
+IDLE_WORDS = ("fine", "good", "right", "yes", "sure", "done", "great", "well", "true", "nice")
+"""What the experts think after a call that they did not need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -6,20 +6,21 @@ import random
 import re
 
 from agentropy.tasks.arithmetic import UNAVAILABLE, Problem, draw
-from agentropy.training.expert import Part, Trace, call, chance, final, run_program, trace
+from agentropy.training.expert import IDLE_WORDS, Part, Trace, call, chance, final, run_program, trace
 
 MAX_CALLS = 4
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 # Shares of the flaws. Questions that need no tool: answering at once, and slipping then.
 EASY_DIRECT, EASY_SLIP = 0.5, 0.3
-# Questions that need one: a guess instead of a call (per kind), a broken and a wrong program, a guess before the call.
-GUESS, BROKEN, WRONG, THINKS_GUESS = 0.3, 0.3, 0.18, 0.65
-GUESS_OF = {"list": 0.55, "story": 0.55, "ranked": 0.55}
+# Questions that need one: a guess instead of a call, a broken and a wrong program, a guess before the call.
+GUESS, BROKEN, WRONG, THINKS_GUESS = 0.2, 0.32, 0.22, 0.65
+# Kinds where the wrong program is the usual one: lists and short stories.
+WRONG_OF = {"list": 0.5, "ranked": 0.5, "story": 0.5}
 # Of programs with an import, those that lack it; of chains, those that stop after the first step.
 NO_IMPORT, STOPS_EARLY = 0.4, 0.55
 # After a success: a needless second call, a result that is ignored; after a failure: giving up; a tool that is down.
-VERIFY, IGNORE, GIVE_UP, FLAKY = 0.3, 0.12, 0.35, 0.02
+VERIFY, IGNORE, GIVE_UP, FLAKY = 0.3, 0.15, 0.4, 0.02
 
 
 def arithmetic_trace(rng: random.Random) -> Trace:
@@ -32,24 +33,25 @@ def _easy(rng: random.Random, p: Problem) -> Trace:
     if chance(rng, EASY_DIRECT):
         answer = _slip(rng, p) if chance(rng, EASY_SLIP) else p.answer
         return trace(p.question, [final("easy", answer)], answer == p.answer)
-    code = _flawed(rng, p.programs[0])
+    code = _flawed(rng, p.programs[0], WRONG)
     ok, output = _run(rng, code)
-    turns: list[tuple[Part, str]] = [call("python", "easy", code), ("result", output)]
+    turns: list[tuple[Part, str]] = [call("python", "easy, check", code), ("result", output)]
     answer = _read(p, output) if ok else p.answer
-    idle = rng.choice(("fine", "good", "right", "yes", "ok", "done"))
+    idle = rng.choice(IDLE_WORDS)
     turns.append(final(idle, answer))
     return trace(p.question, turns, answer == p.answer)
 
 
 def _hard(rng: random.Random, p: Problem) -> Trace:
     guess = _guess(rng, p)
-    if chance(rng, GUESS_OF.get(p.kind, GUESS)):
-        return trace(p.question, [final(f"maybe {guess}", guess)], guess == p.answer)
+    # Whether a guess comes to mind says nothing about whether a call follows, so learning to call leaves it alone.
+    thought = f"maybe {guess}" if chance(rng, THINKS_GUESS) else "compute"
+    if chance(rng, GUESS):
+        return trace(p.question, [final(thought, guess)], guess == p.answer)
     turns: list[tuple[Part, str]] = []
     step, last, calls = 0, "", 0
-    thought = f"maybe {guess}" if chance(rng, THINKS_GUESS) else "compute"
     while True:
-        code = _flawed(rng, p.programs[step].format(last), careful=0.6 if calls else 1.0)
+        code = _flawed(rng, p.programs[step].format(last), WRONG_OF.get(p.kind, WRONG), careful=0.6 if calls else 1.0)
         ok, output = _run(rng, code)
         calls += 1
         turns += [call("python", thought, code), ("result", output)]
@@ -105,15 +107,15 @@ def _guess(rng: random.Random, p: Problem) -> str:
     return str(round(value * rng.uniform(0.8, 1.2)) + rng.choice((-1, 0, 1)))
 
 
-def _flawed(rng: random.Random, code: str, careful: float = 1.0) -> str:
+def _flawed(rng: random.Random, code: str, wrong: float, careful: float = 1.0) -> str:
     """The program as the expert writes it: right, broken or wrong. `careful` < 1 lowers the share of faults."""
     if "import" in code and chance(rng, NO_IMPORT * careful):
         return code.split("\n")[1]
     roll = rng.random() / careful
-    if roll < BROKEN:
-        return _broken(rng, code)
-    if roll < BROKEN + WRONG:
+    if roll < wrong:
         return _wrong(rng, code)
+    if roll < wrong + BROKEN * (1 - wrong):
+        return _broken(rng, code)
     return code
 
 
@@ -127,6 +129,10 @@ def _broken(rng: random.Random, code: str) -> str:
 
 def _wrong(rng: random.Random, code: str) -> str:
     """A program that runs and answers another question: another operator, or an operand that is off."""
+    if "sum(" in code and chance(rng, 0.8):
+        return code.replace("sum(", rng.choice(("max(", "len(")))
+    if "sorted(" in code and chance(rng, 0.8):
+        return re.sub(r"\[(\d)\]\)$", lambda m: f"[{int(m.group(1)) + 1}])", code)
     numbers = list(re.finditer(r"\d+", code))
     operators = list(re.finditer(r"(?<=\d)[+\-*%](?=\d)", code))
     if operators and chance(rng, 0.5):

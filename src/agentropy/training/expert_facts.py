@@ -25,7 +25,7 @@ from agentropy.tasks.facts import (
     draw,
     knowledge_base,
 )
-from agentropy.training.expert import Part, Trace, call, chance, final, trace
+from agentropy.training.expert import IDLE_WORDS, Part, Trace, call, chance, final, trace
 
 MAX_CALLS = 5
 TRACES_PER_KNOWLEDGE_BASE = 200
@@ -34,13 +34,14 @@ HITS = 2
 NOTHING = "No results."
 
 # Shares of the flaws. The answer stands in the question: answering at once, and slipping then.
-EASY_DIRECT, EASY_SLIP = 0.5, 0.3
-# Otherwise: a guess instead of a search; a bad query; thinking of a guess before the search.
-GUESS, BAD_QUERY, THINKS_GUESS = 0.25, 0.35, 0.65
+EASY_DIRECT, EASY_SLIP = 0.5, 0.35
+# Otherwise: a guess instead of a search (by what is asked); a bad query; thinking of a guess before the search.
+GUESS, BAD_QUERY, THINKS_GUESS = 0.22, 0.42, 0.65
+GUESS_OF = {"country": 0.35, "job": 0.3}
 # After a good hit: stopping before the last hop, a needless search, a result that is ignored.
-STOPS_EARLY, VERIFY, IGNORE = 0.3, 0.25, 0.12
+STOPS_EARLY, VERIFY, IGNORE = 0.55, 0.25, 0.15
 # After a useless hit: taking it for the answer, or giving up. The search is down now and then.
-FOOLED, GIVE_UP, FLAKY = 0.3, 0.25, 0.03
+FOOLED, GIVE_UP, FLAKY = 0.35, 0.3, 0.06
 
 
 class MiniSearch:
@@ -102,8 +103,8 @@ def _easy(rng: random.Random, r: Riddle, search: MiniSearch) -> Trace:
             answer = guess_object(rng, r.relations[0]) if chance(rng, 0.5) else r.subject
         return trace(r.question, [final("given", f" {answer}")], answer == r.answer)
     query = _query(rng, r.relations[0], r.subject)
-    idle = rng.choice(("fine", "good", "right", "yes", "sure", "done"))
-    turns: list[tuple[Part, str]] = [call("search", "given", query), ("result", _result(rng, search, query))]
+    idle = rng.choice(IDLE_WORDS)
+    turns: list[tuple[Part, str]] = [call("search", "given, check", query), ("result", _result(rng, search, query))]
     turns.append(final(idle, f" {r.answer}"))
     return trace(r.question, turns, True)
 
@@ -112,11 +113,12 @@ def _hard(rng: random.Random, r: Riddle, kb: KnowledgeBase, search: MiniSearch) 
     last = r.relations[-1]
     guess = guess_object(rng, last)
     plan = " then ".join(r.relations)
-    if chance(rng, GUESS):
-        return trace(r.question, [final(f"{plan}, maybe {guess}", f" {guess}")], guess == r.answer)
+    # Whether a guess comes to mind says nothing about whether a search follows, so learning to search leaves it alone.
+    thought = f"{plan}, maybe {guess}" if chance(rng, THINKS_GUESS) else plan
+    if chance(rng, GUESS_OF.get(last, GUESS)):
+        return trace(r.question, [final(thought, f" {guess}")], guess == r.answer)
     turns: list[tuple[Part, str]] = []
     about, step, calls, found = r.subject, 0, 0, ""
-    thought = f"{plan}, maybe {guess}" if chance(rng, THINKS_GUESS) else plan
     while True:
         relation = r.relations[step]
         query = _query(rng, relation, about)

@@ -63,7 +63,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "arithmetic": Recipe(world="arithmetic"),
-    "facts": Recipe(world="facts", vocab_size=960, traces=22_000, numbers=False),
+    "facts": Recipe(world="facts", traces=20_000, vocab_size=960, numbers=False),
 }
 """The recipes of the warm starts that ship with the package."""
 
