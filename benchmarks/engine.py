@@ -3,8 +3,8 @@
 Three jobs with a model of the embedded agent's size and random weights:
 
 * fixed: groups of 8 sequences from one prompt of 64 tokens, 48 new tokens each, no stop;
-* agentic: turns that end at a stop token (about 1 token in 25, at most 96), results of 8 to 24 tokens, 1 to 3 turns a trajectory;
-  against a loop that calls `generate` for all unfinished trajectories, turn after turn;
+* agentic: turns that end at a stop token (about 1 token in 25, at most 96), results of 8 to 24 tokens, 1 to 3 turns a
+  trajectory; against a loop that calls `generate` for all unfinished trajectories, turn after turn;
 * slow tools: the same with tools that take 20 to 60 ms, which `generate` must wait for after each turn.
 
 `generate` samples with its own sampler and gives neither log-probabilities nor entropies; the engine gives both. CPU
@@ -24,6 +24,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -85,10 +86,10 @@ def generate_fixed(model: Qwen3ForCausalLM, batch: int, seed: int, new: int = 48
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=new, min_new_tokens=new
     )
-    return (out.shape[1] - ids.shape[1]) * batch
+    return int(out.shape[1] - ids.shape[1]) * batch
 
 
-def generate_agentic(model: Qwen3ForCausalLM, batch: int, seed: int, wait: float = 0.0) -> int:
+def generate_agentic(model: Qwen3ForCausalLM, batch: int, seed: int, *, wait: bool = False) -> int:
     torch.manual_seed(seed)
     context = [list(p) for p in prompts(batch, seed) for _ in range(GROUP)]
     results = plan(batch, seed)
@@ -116,11 +117,14 @@ def generate_agentic(model: Qwen3ForCausalLM, batch: int, seed: int, wait: float
 # -- the engine -------------------------------------------------------------------------------------------------------
 
 
+def open_all(policy: LocalPolicy, batch: int, seed: int) -> list[SequenceHandle]:
+    groups = enumerate(prompts(batch, seed))
+    return [h for n, prompt in groups for h in policy.open(prompt, range(n * 100, n * 100 + GROUP))]
+
+
 def engine_fixed(policy: LocalPolicy, batch: int, seed: int, new: int = 48) -> int:
     async def run() -> int:
-        handles = [
-            h for n, p in enumerate(prompts(batch, seed)) for h in policy.open(p, range(n * 100, n * 100 + GROUP))
-        ]
+        handles = open_all(policy, batch, seed)
 
         async def one(handle: SequenceHandle) -> int:
             out = await policy.generate(handle, (), SamplingParams(max_new_tokens=new), Stop())
@@ -133,7 +137,7 @@ def engine_fixed(policy: LocalPolicy, batch: int, seed: int, new: int = 48) -> i
         return asyncio.run(run())
 
 
-def engine_agentic(policy: LocalPolicy, batch: int, seed: int, wait: float = 0.0) -> int:
+def engine_agentic(policy: LocalPolicy, batch: int, seed: int, *, wait: bool = False) -> int:
     results, sleeps = plan(batch, seed), delays(batch, seed)
     params, stop = SamplingParams(max_new_tokens=CAP), Stop(token_ids=STOPS)
 
@@ -149,8 +153,7 @@ def engine_agentic(policy: LocalPolicy, batch: int, seed: int, wait: float = 0.0
         return sampled
 
     async def run() -> int:
-        seeds = [range(n * 100, n * 100 + GROUP) for n in range(batch // GROUP)]
-        handles = [h for p, s in zip(prompts(batch, seed), seeds, strict=True) for h in policy.open(p, s)]
+        handles = open_all(policy, batch, seed)
         return sum(await asyncio.gather(*(one(i, h) for i, h in enumerate(handles))))
 
     with policy.rollout():
@@ -192,12 +195,12 @@ def main() -> None:
     model = make_model()
     for batch in args.batch:
         policy = LocalPolicy(model, None, max_slots=batch, max_context=1024)
-        jobs: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
-            "fixed": (lambda s: generate_fixed(model, batch, s), lambda s: engine_fixed(policy, batch, s)),
-            "agentic": (lambda s: generate_agentic(model, batch, s), lambda s: engine_agentic(policy, batch, s)),
+        jobs: dict[str, tuple[Callable[..., int], Callable[..., int]]] = {
+            "fixed": (partial(generate_fixed, model, batch), partial(engine_fixed, policy, batch)),
+            "agentic": (partial(generate_agentic, model, batch), partial(engine_agentic, policy, batch)),
             "slow-tools": (
-                lambda s: generate_agentic(model, batch, s, 1.0),
-                lambda s: engine_agentic(policy, batch, s, 1.0),
+                partial(generate_agentic, model, batch, wait=True),
+                partial(engine_agentic, policy, batch, wait=True),
             ),
         }
         for name in args.jobs:

@@ -46,6 +46,8 @@ def load_model(
         dtype = found
     if not name:
         raise UserError("no model is named: give a folder with a checkpoint, or a hub id")
+    if not name:
+        raise UserError("no model is named: give a folder with a checkpoint, or a hub id")
     if name == SMOLLM2:
         name = str(find_smollm2())
     gguf = _gguf_of(Path(name).expanduser())
@@ -54,10 +56,8 @@ def load_model(
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _load(str(folder), dtype, device, local=True)
-    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
-        raise UserError(
-            f"no model at {name or 'an empty path'}: give a folder with config.json and weights, or a hub id"
-        )
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"no model at {name}: give a folder with config.json and weights, or a hub id")
     return _load(name, dtype, device, local=not _hub_reachable())
 
 
