@@ -152,7 +152,7 @@ async def run_case(sandbox: LocalSandbox, case: dict[str, Any], around: Surround
     for check in case["expect"].get("checks", []):
         if check == "no_survivors" and (alive := programs_alive(sandbox)):
             wrong.append(f"still alive: {alive}")
-        if check == "no_litter" and (litter := list(Path(tempfile.gettempdir()).glob("agentropy-sandbox-*/*"))):
+        if check == "no_litter" and (litter := await litter_after_a_while()):
             wrong.append(f"left behind: {litter}")
         if check == "repeatable":
             again = await sandbox.call(case["code"], **options)
@@ -162,6 +162,15 @@ async def run_case(sandbox: LocalSandbox, case: dict[str, Any], around: Surround
     if after != "alive\n":
         wrong.append("the sandbox no longer works")
     return "; ".join(wrong)
+
+
+async def litter_after_a_while() -> list[Path]:
+    """Scratch directories that are still there when cleaning had time to end."""
+    for _ in range(100):
+        if not (litter := list(Path(tempfile.gettempdir()).glob(f"agentropy-sandbox-{os.geteuid()}-*/*"))):
+            break
+        await asyncio.sleep(0.05)
+    return litter
 
 
 def judge(result: ExecutionResult, case: dict[str, Any], around: Surroundings) -> list[str]:
