@@ -146,7 +146,8 @@ def test_tools_of_the_worlds_answer_tersely() -> None:
 
 
 def test_failures_are_a_setting() -> None:
-    assert make_world("facts").faults() == ()
+    assert make_world("arithmetic").faults() == ()
+    assert [f.probability for f in make_world("facts").faults()] == [0.08]
     (fault,) = make_world("arithmetic", tool_failures=0.25).faults()
     assert (fault.probability, fault.status, fault.content) == (0.25, "error", "ConnectionError: tool unavailable")
 

@@ -94,7 +94,7 @@ def _facts(
     knowledge_seed: int = 0,
     people: int = 160,
     hits: int = 2,
-    tool_failures: float = 0.0,
+    tool_failures: float = 0.08,
     validation_size: int = 128,
     test_size: int = 256,
 ) -> World:
