@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentropy.evaluation.grading import symbolic
 from agentropy.evaluation.grading.extract import boxes, extract
-from agentropy.evaluation.grading.fallback import too_large
+from agentropy.evaluation.grading.fallback import refusal
 from agentropy.evaluation.grading.graders import MathGrader
 from agentropy.evaluation.grading.math import grade_fast
 
@@ -99,7 +99,7 @@ def grader() -> Iterator[MathGrader]:
     made.close()
 
 
-@pytest.mark.parametrize("gold", ["17", "2\\pi+1", "(1,2)", "\\{3,4\\}", "x^2+1=y"])
+@pytest.mark.parametrize("gold", ["2\\pi+1", "(1,2)", "x^2+1=y"])
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_hostile_answers_are_wrong_and_quick(grader: MathGrader, gold: str, number: int) -> None:
     started = time.monotonic()
@@ -124,7 +124,8 @@ def test_the_reader_itself_is_bounded() -> None:
 
 
 LATEX_PIECES = (
-    "1 2 3.5 x y n e i \\pi + - * / ^ _ { } ( ) [ ] , = < \\leq ! % | \\frac \\sqrt \\sin \\ln \\pm \\cup \\{ \\} \\in : "
+    "1 2 3.5 x y n e i \\pi + - * / ^ _ { } ( ) [ ] , = < \\leq ! % | "
+    "\\frac \\sqrt \\sin \\ln \\pm \\cup \\{ \\} \\in : "
     "\\text{a} \\infty \\cdot \\binom \\overline \\lfloor \\rfloor \\\\ & $ ' \\begin{pmatrix} \\end{pmatrix} \\circ "
     "\\boxed \\approx \\mathbb{R} \\setminus 0 9999"
 )
@@ -135,7 +136,7 @@ LATEX = st.lists(st.sampled_from([*LATEX_PIECES.split(" "), " "]), max_size=14).
 @given(LATEX, LATEX)
 def test_no_text_breaks_the_reader(gold: str, answer: str) -> None:
     grade_fast(answer, gold)
-    too_large(answer)
+    refusal(answer)
     compare_without_library(gold, answer)
 
 

@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agentropy.evaluation.grading.verdict import Verdict, right, unscorable, wrong
@@ -232,11 +232,8 @@ def same_token(wanted: str, given: str, tolerance: float = TOLERANCE) -> bool:
         return False
     try:
         w, g = Decimal(wanted), Decimal(given)
-    except InvalidOperation:
+        if not float_wanted:
+            return w == g  # an integer was asked for: 7.0 is 7, 7.0000001 is not
+        return abs(w - g) <= Decimal(repr(tolerance)) * max(Decimal(1), abs(w))
+    except ArithmeticError:  # an exponent beyond what Decimal can hold
         return False
-    if not float_wanted:
-        return w == g  # an integer was asked for: 7.0 is 7, 7.0000001 is not
-    if not (w.is_finite() and g.is_finite()):
-        return w == g
-    limit = Decimal(repr(tolerance))
-    return abs(w - g) <= limit * max(Decimal(1), abs(w))

@@ -325,6 +325,9 @@ class _Parser:
                 name += "'"
             else:
                 break
+        if self.peek()[1] == "(" and self.peek(1)[0] == "num" and self.peek(2)[1] == ")":
+            name += f"({self.peek(1)[1]})"  # f(0) is a value of f, not f times 0
+            self.at += 3
         self.variables.add(name)
         return Node("sym", name=name)
 

@@ -20,12 +20,15 @@ MAX_EXPONENT = 10_000
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*(\d+)")
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|in|approx|equiv|sim)(?![a-zA-Z])")
+_EQUALS = re.compile(r"(?<![<>!\\])=")
+_TEXT = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+\s*(?:\{[a-z]+\})?")
+_PROSE = re.compile(r"(?:[a-zA-Z]+[ ,.]+){3}|[a-z]{5}")
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\^|\w+\s*\^|\([^()]*\^)")
 _FACTORIAL = re.compile(r"(\d+)\s*[)}]?\s*!|!\s*!")
 
 
-def too_large(text: str) -> str | None:
-    """Why a text must not be given to a symbolic library, or None."""
+def refusal(text: str) -> str | None:
+    """Why a text must not be given to the library, or None: it is no formula, or may take it without end."""
     if len(text) > MAX_LENGTH:
         return "it is too long"
     depth = deepest = 0
@@ -41,6 +44,10 @@ def too_large(text: str) -> str | None:
         return "it has too many relations"
     if any(len(run) > MAX_DIGITS for run in runs) or sum(map(len, runs)) > MAX_ALL_DIGITS:
         return "it has too many digits"
+    if _PROSE.search(_TEXT.sub(" ", text)):
+        return "it is prose"
+    if len(_EQUALS.findall(text)) > 1:
+        return "it is a chain of equations"
     if _TOWER.search(text):
         return "it has powers of powers"
     if any(int(exponent) > MAX_EXPONENT for exponent in _EXPONENT.findall(text)):
@@ -60,17 +67,25 @@ def load() -> bool:
 
 
 def _read(text: str) -> list[Any]:
-    from math_verify import parse
+    from math_verify import LatexExtractionConfig, parse
 
-    # Boxed, because bare LaTeX isn't recognised as such; the fallback strings among the results are left out.
-    found = parse("\\boxed{" + text + "}", parsing_timeout=None, raise_on_error=False)
+    # Boxed, because bare LaTeX isn't recognised as such. LaTeX only: the reader of plain expressions takes the last
+    # number of any text, and evaluates what it reads as Python.
+    found = parse(
+        "\\boxed{" + text + "}",
+        extraction_config=[LatexExtractionConfig(boxed_match_priority=0)],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
+        raise_on_error=False,
+    )
     return [item for item in found if not isinstance(item, str)]
 
 
 def compare_by_library(gold: str, answer: str) -> tuple[str, str]:
     """(reason, detail) as `symbolic.compare`, or ("no_library", …) where math-verify is missing."""
     for text, reason in ((gold, "ungradable"), (answer, "parse_error")):
-        refused = too_large(text)
+        refused = refusal(text)
         if refused:
             return reason, f"{'the gold' if reason == 'ungradable' else 'the answer'} can't be read: {refused}"
     if not load():

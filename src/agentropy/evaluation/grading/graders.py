@@ -122,7 +122,8 @@ class QAGrader(_TextGrader):
 
     def __init__(self, metric: Metric = "f1", mode: Mode = "strict") -> None:
         self.metric = metric
-        self.mode = mode
+        # The reference scores what it is given, so only what is marked without doubt is taken out of it.
+        self.mode = "strict" if metric.endswith("_squad") else mode
 
     async def grade_answer(self, answer: str | None, golds: Sequence[str], *, timeout: float | None = None) -> Verdict:
         return grade_qa(None if answer is None else unbox(answer), golds, self.metric)

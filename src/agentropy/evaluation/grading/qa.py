@@ -123,7 +123,7 @@ def grade_qa(answer: str | None, golds: Sequence[str], metric: Metric = "f1") ->
     """
     if not golds:
         return unscorable("ungradable", answer, "there is no gold answer")
-    if answer is None or not answer.strip():
+    if answer is None or (not answer.strip() and not metric.endswith("_squad")):
         return wrong("no_answer", answer, "the answer is empty")
     return best(_grade_pair(answer, gold, metric) for gold in golds)
 
