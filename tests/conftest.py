@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# On a busy machine a first call may take seconds; what is too slow is for benchmarks to say.
+settings.register_profile("agentropy", deadline=None)
+settings.load_profile("agentropy")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -122,7 +122,7 @@ def test_lost_trajectories_are_in_no_statistic() -> None:
         assert mixed.why == ("lost", None, "lost", None, "lost")
         assert mixed.metrics["filter/lost"] == 3
         assert mixed.advantages[mixed.loss_mask].tolist() == alone.advantages[alone.loss_mask].tolist()
-        assert mixed.metrics["reward/score"] == 0.5
+        assert mixed.metrics["reward/accuracy"] == 0.5
     # the whole-group pass rate of the released code does not see them either
     assert why([good, good, broken[1]], discriminability="all") == ["not-discriminative"] * 2 + ["lost"]
 

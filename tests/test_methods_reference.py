@@ -42,7 +42,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 @given(data=st.data(), trajectories=drawn_batch())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_option_equals_the_reference(name: str, data: st.DataObject, trajectories: list[Trajectory]) -> None:
     names = [o for o in method_options(name) if o in CHOICES]
     options = {o: data.draw(CHOICES[o], label=o) for o in names}

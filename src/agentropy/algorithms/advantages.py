@@ -90,7 +90,7 @@ def top_share(values: Tensor, candidates: Tensor, share: float) -> Tensor:
     pool = values[candidates]
     if not pool.numel():
         return torch.zeros_like(candidates)
-    count = max(1, math.ceil(share * pool.numel() - 1e-9))  # 0.1 * 30 is 3.0000000000000004
+    count = max(1, math.ceil(share * pool.numel() - 1e-9))  # 0.28 * 25 is 7.000000000000001
     threshold = pool.topk(min(count, pool.numel())).values[-1]
     return candidates & (values >= threshold)
 

@@ -37,24 +37,23 @@ def shape_metrics(
         if values.numel():
             out[name] = float(values.double().mean())
 
-    put("reward/score", batch.score, found)
+    put("reward/accuracy", batch.score, found)
     put("reward/mean", rewards.trajectory, found)
-    put("reward/kept_score", batch.score, kept)
-    put("tool/calls", calls, found)
-    put("tool/used", calls > 0, found)
+    put("reward/kept_accuracy", batch.score, kept)
+    put("tool/calls_per_question", calls, found)
+    put("tool/usage_rate", calls > 0, found)
     for code, status in enumerate(STATUSES[:-1]):
         put("tool/valid_rate" if status == "ok" else f"tool/{status}_rate", batch.call_status == code, call_found)
-    out["tool/lost_calls"] = float((batch.call_status == STATUSES.index("lost")).sum())
 
     if batch.has_entropies:
         token_found = batch.is_model & found[batch.trajectory_of]
-        put("entropy/mean", batch.entropies, token_found)
+        put("entropy/model", batch.entropies, token_found)
         put("entropy/reasoning", batch.entropies, token_found & (batch.kind_of == REASONING))
         put("entropy/call", batch.entropies, token_found & (batch.kind_of == CALL))
         after_success = post_tool_mask(batch)
         put("entropy/post_tool", batch.entropies, token_found & after_success)
-        put("entropy/not_post_tool", batch.entropies, token_found & ~after_success)
-        put("entropy/change", change.change, call_found & ~change.change.isnan())
+        put("entropy/other", batch.entropies, token_found & ~after_success)
+        put("tool/entropy_change", change.change, call_found & ~change.change.isnan())
         put("tool/effective_ratio", change.reducing, call_found)
         out["entropy/exact"] = float(batch.entropies_exact)
         out["entropy/bonus_tokens"] = float(bonus.sum())
