@@ -1,9 +1,9 @@
-"""Runs a command as another kind of machine would: as an unprivileged user, under Docker's default limits, without Landlock.
+"""Runs a command as on another machine: as an unprivileged user, under Docker's default limits, without Landlock.
 
     python tests/sandbox_emulation.py [--nobody] [--docker] [--deny NAME …] -- COMMAND …     (as root)
 
-`--docker`: the 14 capabilities of Docker's default profile, and EPERM for the calls that profile refuses without CAP_SYS_ADMIN.
-`--deny`: calls that answer ENOSYS, as on a kernel built without them.
+`--docker`: the 14 capabilities of Docker's default profile, and EPERM for the calls that profile refuses without
+CAP_SYS_ADMIN. `--deny`: calls that answer ENOSYS, as on a kernel built without them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check(result: int, what: str) -> None:
 
 
 def show_interpreter() -> None:
-    """Make the interpreter readable for everybody, in a mount namespace of our own, when it lies under a closed directory."""
+    """Make an interpreter under a closed directory readable for everybody, in a mount namespace of our own."""
     prefix = os.path.realpath(sys.base_prefix)
     closed = next((p for p in parents(prefix) if not os.stat(p).st_mode & 1), None)
     if closed is None:

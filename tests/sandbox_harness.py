@@ -1,6 +1,7 @@
-"""Runs the file of sandbox cases and judges each, as a library for the tests and as a script under other users and filters.
+"""Runs a file of sandbox cases and judges each: a library for the tests, a script under other users and filters.
 
-python tests/sandbox_harness.py CASES [--isolation strict] [--unlike NAME …] -> one JSON line a failed case, exit code 0 or 1
+python tests/sandbox_harness.py CASES [--isolation strict] [--unlike NAME …] -> one JSON line a failed case, exit code
+0 or 1
 """
 
 from __future__ import annotations

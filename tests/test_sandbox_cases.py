@@ -14,7 +14,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sandbox_harness as harness
-
 from agentropy.sandbox import LocalSandbox
 
 EMULATION = Path(__file__).with_name("sandbox_emulation.py")

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_harness import descendants, parent, programs_alive
-
 from agentropy.errors import UserError
 from agentropy.sandbox import LocalSandbox
+from sandbox_harness import descendants, parent, programs_alive
 
 SOURCE = Path(__file__).parents[1] / "src"
 

@@ -11,7 +11,10 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 OK, NOTE, BAD = "ok  ", "--  ", "BAD "
 PACKAGE = "agentropy"
@@ -60,26 +63,36 @@ def packages() -> list[tuple[str, str]]:
         requirements = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
         return [(BAD, f"{PACKAGE} is not installed: pip install -e . in its checkout")]
+    from packaging.requirements import Requirement
+
     found: list[tuple[str, str]] = []
-    extras: dict[str, list[str]] = {}
-    for requirement in requirements:
-        name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
-        if name == PACKAGE or (extra and extra.group(1) == "dev"):
+    extras: dict[str, list[Requirement]] = {}
+    for text in requirements:
+        requirement = Requirement(text)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
+        if requirement.name == PACKAGE or (extra and extra.group(1) == "dev"):
             continue
         if extra:
-            extras.setdefault(extra.group(1), []).append(name)
-            continue
-        version = _version(name)
-        found.append((OK, f"{name} {version}") if version else (BAD, f"{name} is missing: pip install '{requirement}'"))
-    for extra_name, names in extras.items():
-        missing = [name for name in names if _version(name) is None]
-        have = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
+            extras.setdefault(extra.group(1), []).append(requirement)
+        elif requirement.marker is None or requirement.marker.evaluate():
+            found.append(_required(requirement))
+    for name, wanted in extras.items():
+        missing = [r.name for r in wanted if _version(r.name) is None]
         if missing:
-            found.append((NOTE, f"extra {extra_name}: no {', '.join(missing)}; pip install '{PACKAGE}[{extra_name}]'"))
+            found.append((NOTE, f"extra {name}: no {', '.join(missing)}; pip install '{PACKAGE}[{name}]'"))
         else:
-            found.append((OK, f"extra {extra_name}: {have}"))
+            found.append((OK, f"extra {name}: {', '.join(f'{r.name} {_version(r.name)}' for r in wanted)}"))
     return found
+
+
+def _required(requirement: Requirement) -> tuple[str, str]:
+    name, version = requirement.name, _version(requirement.name)
+    cure = f"pip install '{name}{requirement.specifier}'"
+    if version is None:
+        return BAD, f"{name} is missing: {cure}"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return BAD, f"{name} {version} is not what is needed: {cure}"
+    return OK, f"{name} {version}"
 
 
 def _version(name: str) -> str | None:
@@ -148,7 +161,11 @@ def caches() -> list[tuple[str, str]]:
     home = Path(
         os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface")
     )
-    found = [_directory("Hugging Face cache (HF_HOME)", home.expanduser())]
+    own = Path(os.environ.get("AGENTROPY_CACHE", "~/.cache/agentropy"))
+    found = [
+        _directory("Hugging Face cache (HF_HOME)", home.expanduser()),
+        _directory("warm starts (AGENTROPY_CACHE)", own.expanduser()),
+    ]
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         found.append((NOTE, "HF_HUB_OFFLINE is set: models are taken from the cache only"))
     return found

@@ -1,7 +1,7 @@
 """Where untrusted code runs: a warm fork server on this machine, or a server that speaks SandboxFusion's protocol.
 
-`LocalSandbox` and `RemoteSandbox` have the same methods: `execute` for programs that know nothing of each other, `session` for
-an interpreter that keeps its state. docs/sandbox.md says what is isolated and what is not.
+`LocalSandbox` and `RemoteSandbox` have the same methods: `execute` for programs that know nothing of each other,
+`session` for an interpreter that keeps its state. docs/sandbox.md says what is isolated and what is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 def run_sync(
     code: str, *, timeout: float = 5.0, stdin: str | None = None, seed: int = 0, echo: bool = True
 ) -> ExecutionResult:
-    """Run one program in a sandbox of its own, started and closed for it. For scripts; a loop should keep a LocalSandbox."""
+    """Run one program in a sandbox that is started and closed for it. For scripts; a loop should keep a LocalSandbox."""
     import asyncio
 
     async def once() -> ExecutionResult:

@@ -1,7 +1,8 @@
 """How a freshly forked child locks itself in, before it has seen a line of the program.
 
-The order matters. Mounts come before Landlock, which refuses them; the change of user clears the death signal, so that is set
-again; capabilities go before the filter; the filter comes last because it refuses most of what the other steps need.
+The order matters. Mounts come before Landlock, which refuses them; the change of user clears the death signal, so
+that is set again; capabilities go before the filter; the filter comes last because it refuses most of what the other
+steps need.
 """
 
 from __future__ import annotations

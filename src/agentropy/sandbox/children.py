@@ -117,7 +117,7 @@ class Child:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def park(self) -> None:
-        """Stop a session's process between cells if it left threads behind: they would use a core that nobody counts."""
+        """Stop a session between cells if it left threads behind: they would use a core that nobody counts."""
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{self.pid}/task").st_nlink != 3:
                 self.kill(None, signal.SIGSTOP)

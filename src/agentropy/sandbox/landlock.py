@@ -1,4 +1,4 @@
-"""Landlock through ctypes: a process gives up every file, network and signal right but those it lists (Linux 5.13 and later).
+"""Landlock through ctypes (Linux 5.13 and later): a process gives up every right to files but those it lists.
 
 Only the access bits that the running kernel knows are asked for; `syscalls.py` closes what older kernels leave open.
 See https://docs.kernel.org/userspace-api/landlock.html.
@@ -36,7 +36,7 @@ def scratch_rights(version: int) -> int:
 
 
 def restrict(version: int, rules: Iterable[tuple[int, int]], libc: ctypes.CDLL) -> None:
-    """Confine the calling process (it needs no_new_privs) to `rules`: pairs of an open directory or file and its rights.
+    """Confine the calling process, which needs no_new_privs, to `rules`: open directories or files, and the rights to each.
 
     No TCP and, from version 6, no abstract sockets and no signals beyond the process. Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""`LocalSandbox`: the asyncio side of the supervisor. Sends programs, awaits results, restarts a supervisor that died."""
+"""`LocalSandbox`: the asyncio side of the supervisor. Sends programs, awaits results, replaces a dead supervisor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class LocalSandbox:
 
     `workers` programs run at once (default: one per core); further calls wait and their clocks start when they do.
     `isolation`: "strict" needs Landlock and seccomp, or namespaces, and adds namespaces where possible; "namespaces"
-    requires them; "landlock" leaves them out. Where the floor can't be had, `start` raises UserError, unless `allow_unsafe`.
+    requires them; "landlock" leaves them out. Where the floor can't be had, `start` raises UserError, unless
+    `allow_unsafe`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LocalSandbox:
         await self.close()
 
     async def start(self) -> Capabilities:
-        """Start the supervisor and wait until the self-test has passed. Raises UserError when isolation can't be had."""
+        """Start the supervisor and wait for its self-test. Raises UserError when isolation can't be had."""
         self._attach()
         if self._started is None:
             self._launch()
@@ -204,7 +205,7 @@ class LocalSandbox:
             raise UserError(f"the sandbox keeps failing: {self._broken}")
         if sys.platform != "linux":
             raise UserError(
-                f"no sandbox on {sys.platform}: run the programs on a Linux machine (agentropy sandbox serve) and use its URL"
+                f"no sandbox on {sys.platform}: run `agentropy sandbox serve` on a Linux machine and use RemoteSandbox(url)"
             )
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -340,7 +341,7 @@ class LocalSandbox:
         )
 
     def _forget_supervisor(self, why: str) -> None:
-        """The socket has ended: every waiting call gets a `sandbox_error`, and the next call starts a new supervisor."""
+        """The socket has ended: waiting calls get a `sandbox_error`, and the next call starts a new supervisor."""
         if self._socket is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._socket.fileno())
@@ -371,7 +372,7 @@ class LocalSandbox:
 
 
 def interpreter_trees() -> list[str]:
-    """The directories a program must be able to read: the standard library, site-packages and the system's libraries."""
+    """What a program must be able to read: the standard library, site-packages and the system's libraries."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     trees = [sysconfig.get_paths()[name] for name in names]
     trees += [os.path.join(prefix, folder) for prefix in (sys.prefix, sys.base_prefix) for folder in ("lib", "lib64")]
@@ -381,7 +382,7 @@ def interpreter_trees() -> list[str]:
 
 
 def _first_user() -> int:
-    """The first of 4,096 user ids that nobody else uses; the range differs from supervisor to supervisor where ids are plenty."""
+    """The first of 4,096 user ids that nobody else uses, where ids are plenty other ones for each trainer."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/uid_map") as file:
             start, _, count = map(int, file.readline().split())

@@ -1,8 +1,8 @@
 """A private file system, network and IPC around a fork server, where the machine permits (root, or user namespaces).
 
-The new root holds the interpreter's trees (read-only), a few devices and an empty directory on which every call mounts its own
-small tmpfs. There is no /proc in it. Landlock and seccomp hold without all this; the namespaces add that not even names and
-sizes of the host's files can be seen, and that the kernel itself enforces the disk quota.
+The new root holds the interpreter's trees (read-only), a few devices and an empty directory on which every call
+mounts its own small tmpfs. There is no /proc in it. Landlock and seccomp hold without all this; the namespaces add
+that not even names and sizes of the host's files can be seen, and that the kernel itself enforces the disk quota.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a locked child does with a program: run it as a script or cell by cell, echo its last expression, report its failure.
+"""What a locked child does with a program: run it whole or cell by cell, echo its last expression, report its failure.
 
-Nothing here trusts what the program left behind: patched builtins, closed streams, trace functions and audit hooks may all be
-in the way, so a failure is written straight to descriptor 2 and the process always ends in `os._exit`.
+Nothing here trusts what the program left behind: patched builtins, closed streams, trace functions and audit hooks
+may all be in the way, so a failure is written straight to descriptor 2 and the process always ends in `os._exit`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ collect = gc.collect
 PRISTINE = tuple((vars(module), dict(vars(module))) for module in (builtins, traceback, linecache))
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__ import …` sets
 
-# Supervisor and session child speak in fixed headers: length of the code and echo; outcome, CPU seconds and KiB of peak memory.
+# Supervisor and session child speak in fixed headers: length of the code and echo; outcome, CPU seconds and KiB of
+# peak memory.
 CELL = struct.Struct("<I?")
 OUTCOME = struct.Struct("<BdI")
 OK, ERROR, INTERRUPTED = 0, 1, 2
@@ -155,7 +156,7 @@ def _report(error: BaseException) -> None:
 
 
 def _format(kind: type[BaseException], error: BaseException) -> str:
-    """The traceback; where a line holds several statements only the failing one is shown, and columns stay as they are."""
+    """The traceback; of a line with several statements only the failing one is shown, and columns stay as they are."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == HERE:
         frames = frames.tb_next
@@ -182,7 +183,7 @@ def _format(kind: type[BaseException], error: BaseException) -> str:
 
 
 def _cut_frames(frames: types.TracebackType | None) -> int:
-    """Cut the middle out of a very long traceback, which would take minutes to format; returns the number of calls cut."""
+    """Cut the middle out of a very long traceback, which would take minutes to format. Returns the calls cut."""
     count, frame = 0, frames
     while frame is not None:
         count, frame = count + 1, frame.tb_next

@@ -1,7 +1,7 @@
-"""`RemoteSandbox`: the same interface over a server that speaks SandboxFusion's protocol (`agentropy sandbox serve` is one).
+"""`RemoteSandbox`: the same interface over a server that speaks SandboxFusion's protocol, `agentropy sandbox serve` say.
 
-A failure of the server or the network is a `sandbox_error`, never a result of the program. Only what cannot have run the
-program is tried again: connection errors and the answers 429, 502, 503, 504.
+A failure of the server or the network is a `sandbox_error`, never a result of the program. Only what cannot have run
+the program is tried again: connection errors and the answers 429, 502, 503, 504.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PIPE_BUG_BYTES = 196_608  # servers of 2026 that don't drain a full pipe report 
 class RemoteSandbox:
     """Runs programs on a server. Use as `LocalSandbox`; `execute` can't fix a seed there, sessions seed `random`.
 
-    `queue_allowance_s` is added to each program's time limit for the wait in the server's queue; `tries` counts connections.
+    `queue_allowance_s` is added to each program's time limit for the wait in the server's queue; `tries` counts
+    connections.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class RemoteSandbox:
 
     @asynccontextmanager
     async def session(self, *, seed: int = 0) -> AsyncIterator[RemoteSession]:
-        """A session that sends all its earlier cells again with each new one: the cost grows with the square of their number."""
+        """A session that sends all its earlier cells with each new one: the cost grows with the square of their number."""
         await self.start()
         yield RemoteSession(self, seed)
 
@@ -187,7 +188,7 @@ class RemoteSession:
 
 
 def with_echo(code: str) -> str:
-    """The program with its last bare expression shown as a REPL would; unchanged where there is none or it doesn't parse."""
+    """The program with its last bare expression shown as in a REPL; unchanged where there is none."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

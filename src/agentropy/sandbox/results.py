@@ -1,4 +1,4 @@
-"""What a run gives back, what it may use, and what this machine offers. Plain frozen records, shared by every kind of sandbox."""
+"""What a run gives back, what it may use, and what this machine offers: records shared by every kind of sandbox."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExecutionResult:
     """The outcome of one call. A failing program is a result, never an exception."""
 
     status: Status
-    """`ok` means that the program ended with exit code 0, nothing more. `sandbox_error`: our failure, not the program's."""
+    """`ok`: the program ended with exit code 0, nothing more. `sandbox_error`: our failure, not the program's."""
     stdout: str = ""
     stderr: str = ""
     duration: float = 0.0
@@ -104,7 +104,7 @@ class Capabilities:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """At most about `max_chars` characters: the beginning and the end, with the number of characters left out between them."""
+    """At most about `max_chars` characters: the beginning and the end, with a count of what was left out between them."""
     if len(text) <= max_chars:
         return text
     head = max_chars // 2

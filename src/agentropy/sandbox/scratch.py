@@ -1,7 +1,7 @@
-"""Scratch directories for calls without a mount namespace of their own: made, measured, emptied and swept by the supervisor.
+"""Scratch directories for calls without a mount namespace of their own; the supervisor makes and deletes them.
 
-What a program leaves in its directory is hostile: links, thousands of nested directories, names of any bytes, modes of 0.
-Everything here works relative to directory descriptors and never follows a link.
+What a program leaves in its directory is hostile: links, thousands of nested directories, names of any bytes, modes
+of 0. Everything here works relative to directory descriptors and never follows a link.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The system-call filter of a sandboxed program: an allow-list in classic BPF, built once and installed by every child.
 
-The program is a binary search over ranges of call numbers (about ten comparisons a call, and cheap to install). Calls that
-would reach another process are allowed for the child's own pid only: that constant is patched into the ready program.
-What the filter cannot see (memory behind pointers) decides what must be refused whole: clone3, sendmsg, openat2.
+The program is a binary search over ranges of call numbers (about ten comparisons a call, and cheap to install). Calls
+that would reach another process are allowed for the child's own pid only: that constant is patched into the ready
+program. What the filter cannot see (memory behind pointers) decides what must be refused whole: clone3, sendmsg,
+openat2.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Filter:
 
 
 def build(landlock_abi: int, machine: str | None = None) -> Filter:
-    """The filter for this machine. `landlock_abi` 0 means that Landlock is absent. Raises OSError on another architecture."""
+    """The filter for this machine. `landlock_abi` 0: Landlock is absent. Raises OSError on other architectures."""
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system-call table for {machine}")

@@ -1,4 +1,4 @@
-"""The proof at the start: a program that tries what must be denied. A wall that does not hold is found before any real call."""
+"""The proof at the start: a program that tries what must be denied, so that a wall that does not hold is found."""
 
 from __future__ import annotations
 

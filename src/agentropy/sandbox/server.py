@@ -1,7 +1,8 @@
-"""The local pool behind SandboxFusion's HTTP protocol, so that verl and others can use it: /run_code, /run_jupyter, /v1/ping.
+"""The local pool behind SandboxFusion's HTTP protocol, for verl and others: /run_code, /run_jupyter, /v1/ping.
 
-Covered: Python, stdin, run_timeout, cells. Not covered: other languages, files, fetch_files, per-request memory limits (the
-pool's own hold). There is no authentication, hence loopback by default: whoever reaches the port can run programs in the pool.
+Covered: Python, stdin, run_timeout, cells. Not covered: other languages, files, fetch_files, per-request memory
+limits (the pool's own hold). There is no authentication, hence loopback by default: whoever reaches the port can run
+programs in the pool.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from agentropy.sandbox.local import LocalSandbox, SandboxBusy
 from agentropy.sandbox.results import ExecutionResult
 
 MOST_BYTES = 8 << 20
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large", 422: "Unprocessable Content", 429: "Too Many Requests"}  # fmt: skip
+REASONS = {
+    200: "OK",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    422: "Unprocessable Content",
+    429: "Too Many Requests",
+    503: "Service Unavailable",
+}
 LONGEST_S = 3600.0
 
 
@@ -31,8 +40,8 @@ async def listen(sandbox: LocalSandbox, host: str, port: int) -> asyncio.Server:
         try:
             while await _exchange(sandbox, reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client went away or does not speak HTTP
+        except (ConnectionError, ValueError, asyncio.IncompleteReadError):
+            pass  # the client went away or does not speak HTTP (ValueError: a line without end)
         finally:
             writer.close()
 
@@ -58,9 +67,10 @@ async def _exchange(sandbox: LocalSandbox, reader: asyncio.StreamReader, writer:
     except ValueError:
         return False
     if length > MOST_BYTES or "chunked" in headers.get("transfer-encoding", ""):
-        await _answer(
-            writer, 413, {"detail": f"a body of at most {MOST_BYTES} bytes with a content-length"}, keep=False
-        )
+        while length > 0 and (part := await reader.read(1 << 16)):  # else the client sees a reset, not the answer
+            length -= len(part)
+        text = f"a body of at most {MOST_BYTES} bytes with a content-length"
+        await _answer(writer, 413, {"detail": text}, keep=False)
         return False
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -71,6 +81,8 @@ async def _exchange(sandbox: LocalSandbox, reader: asyncio.StreamReader, writer:
         status, content = error.args[0], {"detail": error.args[1]}
     except SandboxBusy as error:
         status, content = 429, {"detail": str(error)}
+    except UserError as error:
+        status, content = 503, {"detail": str(error)}
     await _answer(writer, status, content, keep)
     return keep
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Session:
     """Cells of one session run one after another, sessions side by side. Made by `LocalSandbox.session`.
 
-    A session can end early: its cell crashed, hung through an interrupt, or was idle while too many others were live. The next
-    cell then starts with an empty namespace and its result says `session_reset`.
+    A session can end early: its cell crashed, hung through an interrupt, or was idle while too many others were live.
+    The next cell then starts with an empty namespace and its result says `session_reset`.
     """
 
     def __init__(self, sandbox: LocalSandbox, key: str, seed: int) -> None:
@@ -25,7 +25,7 @@ class Session:
         self._cells: list[tuple[str, float, bool]] = []  # what led to the present state: code, timeout, echo
 
     async def run(self, code: str, *, timeout: float = 5.0, echo: bool = True) -> ExecutionResult:
-        """Run one cell. `timeout` in seconds; a cell that reaches it is interrupted and the variables stay, if it obeys."""
+        """Run one cell. At `timeout` (seconds) it is interrupted, and if it obeys, the variables stay."""
         await self._sandbox.start()
         if not self._sandbox.has_session(self._key):
             self._key = self._sandbox.new_session(self._seed)
@@ -46,7 +46,8 @@ class Session:
     async def fork(self) -> Session:
         """A second session in the same state, made by running this one's cells again with the same seed.
 
-        Equal as far as Python is deterministic: what depends on the time of day or on where an interrupt fell may differ.
+        Equal as far as Python is deterministic: what depends on the time of day or on where an interrupt fell may
+        differ.
         """
         twin = await self._sandbox.open_session(seed=self._seed)
         for code, timeout, echo in self._cells:

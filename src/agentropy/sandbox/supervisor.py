@@ -1,7 +1,8 @@
 """The process between the trainer and the programs: it keeps the queue, the clocks and the caps.
 
-It is a process of its own so that a trainer busy with a training step cannot delay a kill. What children write is only data to
-it; nothing is ever unpickled or evaluated. One thread, one epoll, standard library only. It lives as long as its client's socket.
+It is a process of its own so that a trainer busy with a training step cannot delay a kill. What children write is
+only data to it; nothing is ever unpickled or evaluated. One thread, one epoll, standard library only. It lives as
+long as its client's socket.
 """
 
 from __future__ import annotations
@@ -379,7 +380,7 @@ class Supervisor:
         return self.scratch
 
     def _process_limit(self, server: ForkServer) -> int:
-        """RLIMIT_NPROC counts all threads of a user, so without a user of its own a call gets room above what is there."""
+        """RLIMIT_NPROC counts all threads of a user: without one of its own a call gets room above what is there."""
         if server.about["own_user"] or server.about["user_namespace"]:
             return self.limits["threads"]
         now = time.monotonic()

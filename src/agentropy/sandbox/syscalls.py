@@ -1,7 +1,7 @@
 """Linux system-call numbers, as (x86_64, aarch64); None where the architecture lacks the call.
 
-The table is the policy: what is not named here does not exist for a sandboxed program (ENOSYS). The numbers are the kernel's
-and never change; a test compares them with libseccomp's where that library is present.
+The table is the policy: what is not named here does not exist for a sandboxed program (ENOSYS). The numbers are the
+kernel's and never change; a test compares them with libseccomp's where that library is present.
 """
 
 from __future__ import annotations
