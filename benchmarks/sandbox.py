@@ -2,7 +2,7 @@
 
     python benchmarks/sandbox.py [--seconds 5] [--workers N] [--json FILE]
 
-CPU a call counts supervisor, fork servers and children (fresh interpreters: the child), so it holds on a busy machine too.
+CPU a call counts supervisor, fork servers and children (fresh interpreters: the child); it holds on a busy machine.
 The corpus is 24 programs such as a maths model writes: 10 use numpy or sympy, 2 fail on purpose.
 """
 
@@ -31,14 +31,14 @@ CORPUS = [
     "total = 0\nfor i in range(1, 101):\n    if i % 3 == 0 or i % 5 == 0:\n        total += i\nprint(total)",
     "from math import comb\nprint(comb(10, 3) * comb(7, 2))",
     "from fractions import Fraction\nprint(sum(Fraction(1, k * (k + 1)) for k in range(1, 50)))",
-    "def is_prime(n):\n    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))\nprint([p for p in range(100) if is_prime(p)])",
+    "def prime(n):\n    return n > 1 and all(n % d for d in range(2, n))\nprint(list(filter(prime, range(100))))",
     "from itertools import permutations\nprint(sum(1 for p in permutations(range(6)) if p[0] < p[-1]))",
     "a, b = 0, 1\nfor _ in range(90):\n    a, b = b, a + b\nprint(a)",
     "import math\nr = 5\nprint(round(math.pi * r**2, 4))",
     "from collections import Counter\nprint(Counter('mississippi').most_common(2))",
     "best = max((x * y, x, y) for x in range(1, 100) for y in range(1, 100) if x + y == 100)\nprint(best)",
     "from datetime import date\nprint((date(2024, 12, 25) - date(2024, 7, 4)).days)",
-    "dp = [1] + [0] * 200\nfor c in (1, 5, 10, 25, 50):\n    for s in range(c, 201):\n        dp[s] += dp[s - c]\nprint(dp[200])",
+    "d = [1] + [0] * 200\nfor c in (1, 5, 10):\n    for s in range(c, 201):\n        d[s] += d[s - c]\nprint(d[200])",
     "from sympy import symbols, solve\nx = symbols('x')\nprint(solve(x**2 - 7*x + 12, x))",
     "from sympy import *\nx, y = symbols('x y')\nprint(solve([x + y - 10, x - y - 2], [x, y]))",
     "import sympy as sp\nx = sp.symbols('x')\nprint(sp.integrate(x**2 * sp.exp(-x), (x, 0, sp.oo)))",
@@ -159,9 +159,8 @@ async def main() -> None:
         print(f"{name:30}{row['calls/s']:10.1f}{row['cpu ms']:10.2f}{row['p50 ms']:10.2f}{row['p95 ms']:10.2f}")
     for name in ("trivial", "corpus", "sympy"):
         ours, theirs = rows[f"sandbox {name}"], rows[f"fresh {name}"]
-        print(
-            f"{name}: {ours['calls/s'] / theirs['calls/s']:.1f}x the calls, {theirs['cpu ms'] / ours['cpu ms']:.1f}x less CPU"
-        )
+        calls, cpu = ours["calls/s"] / theirs["calls/s"], theirs["cpu ms"] / ours["cpu ms"]
+        print(f"{name}: {calls:.1f}x the calls, {cpu:.1f}x less CPU")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
 

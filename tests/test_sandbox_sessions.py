@@ -114,7 +114,7 @@ def test_output_and_disk_limits_end_a_session() -> None:
             assert (flood.status, flood.session_reset) == ("output_limit", True)
             assert (await session.run("print('fresh')")).stdout == "fresh\n"
             full = await session.run(
-                "import time\nfor i in range(100):\n    open(str(i), 'wb').write(b'x' * (1 << 20))\n    time.sleep(0.005)"
+                "import time\nfor i in range(100):\n    open(str(i), 'wb').write(bytes(1 << 20))\n    time.sleep(0.005)"
             )
             assert full.status in ("disk_limit", "error")
 

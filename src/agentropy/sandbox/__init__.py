@@ -26,7 +26,7 @@ __all__ = [
 def run_sync(
     code: str, *, timeout: float = 5.0, stdin: str | None = None, seed: int = 0, echo: bool = True
 ) -> ExecutionResult:
-    """Run one program in a sandbox that is started and closed for it. For scripts; a loop should keep a LocalSandbox."""
+    """Run one program in a sandbox that is started and closed for it. For scripts; loops should keep a LocalSandbox."""
     import asyncio
 
     async def once() -> ExecutionResult:

@@ -91,7 +91,7 @@ class ForkServer:
         socket.send_fds(self.socket, [json.dumps(order).encode()], list(descriptors))
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next report and its descriptors; None when there is none. Raises EOFError when the fork server is gone."""
+        """The next report and its descriptors; None when there is none. Raises EOFError when the server is gone."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self.socket, 65536, 4)
         except BlockingIOError:

@@ -36,7 +36,7 @@ def scratch_rights(version: int) -> int:
 
 
 def restrict(version: int, rules: Iterable[tuple[int, int]], libc: ctypes.CDLL) -> None:
-    """Confine the calling process, which needs no_new_privs, to `rules`: open directories or files, and the rights to each.
+    """Confine the calling process, which needs no_new_privs, to `rules`: open directories or files with their rights.
 
     No TCP and, from version 6, no abstract sockets and no signals beyond the process. Raises OSError.
     """

@@ -205,7 +205,7 @@ class LocalSandbox:
             raise UserError(f"the sandbox keeps failing: {self._broken}")
         if sys.platform != "linux":
             raise UserError(
-                f"no sandbox on {sys.platform}: run `agentropy sandbox serve` on a Linux machine and use RemoteSandbox(url)"
+                f"no sandbox on {sys.platform}: run `agentropy sandbox serve` on a Linux one and use RemoteSandbox(url)"
             )
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

@@ -1,4 +1,4 @@
-"""`RemoteSandbox`: the same interface over a server that speaks SandboxFusion's protocol, `agentropy sandbox serve` say.
+"""`RemoteSandbox`: the same interface over a server that speaks SandboxFusion's protocol, ours say.
 
 A failure of the server or the network is a `sandbox_error`, never a result of the program. Only what cannot have run
 the program is tried again: connection errors and the answers 429, 502, 503, 504.
@@ -95,7 +95,7 @@ class RemoteSandbox:
 
     @asynccontextmanager
     async def session(self, *, seed: int = 0) -> AsyncIterator[RemoteSession]:
-        """A session that sends all its earlier cells with each new one: the cost grows with the square of their number."""
+        """A session that sends all its earlier cells with each new one: the cost grows with their square."""
         await self.start()
         yield RemoteSession(self, seed)
 

@@ -104,7 +104,7 @@ class Capabilities:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """At most about `max_chars` characters: the beginning and the end, with a count of what was left out between them."""
+    """At most about `max_chars` characters: beginning and end, with a count of what was left out between them."""
     if len(text) <= max_chars:
         return text
     head = max_chars // 2

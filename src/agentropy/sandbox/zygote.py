@@ -1,4 +1,4 @@
-"""A warm interpreter that forks a child for each program: `lean` with the standard library, `full` with numpy and sympy.
+"""A warm interpreter that forks a child for each program: `lean` has the standard library, `full` numpy, sympy.
 
 It is started by exec, never by a fork of the trainer, and it never sees a program: code, input and output travel
 through descriptors that it only passes on. It is single-threaded, which fork needs. Standard library only.
