@@ -73,10 +73,9 @@ def test_killed_and_resumed_equals_uninterrupted_bit_by_bit(tmp_path: Path) -> N
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     run("--method=tao-rl", "--steps=6", "--seed=5", f"--out={straight}", *SMALL)
     arguments = ["--method=tao-rl", "--steps=6", "--seed=5", f"--out={broken}", *SMALL]
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True, env=environment())
-    wait_for(broken / "checkpoints" / "step-000003", process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, text=True, env=environment()) as process:
+        wait_for(broken / "checkpoints" / "step-000003", process)
+        process.send_signal(signal.SIGKILL)
     run(f"--resume={broken}")
     assert sampled(broken) == sampled(straight)
     assert rows(broken) == rows(straight)
@@ -94,16 +93,16 @@ def test_killed_and_resumed_equals_uninterrupted_bit_by_bit(tmp_path: Path) -> N
 @pytest.mark.timeout(200)
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command("--method=grpo", "--steps=500", f"--out={out}", *SMALL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
-    )
-    wait_for(out / "trajectories" / "step-000002.jsonl", process)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    ) as process:
+        wait_for(out / "trajectories" / "step-000002.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stdout + stderr
     assert f"agentropy train --resume {out}" in stdout
     assert "Traceback" not in stderr

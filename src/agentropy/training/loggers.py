@@ -113,7 +113,7 @@ TRACKERS: dict[str, tuple[Callable[[Path, Mapping[str, Any]], Logger], str]] = {
 
 def make_loggers(names: Sequence[str], directory: Path, config: Mapping[str, Any], from_step: int) -> list[Logger]:
     """The JSONL logger and the trackers by name. Raises UserError for unknown names and missing packages."""
-    made: list[Logger] = [JsonlLogger(directory / "metrics.jsonl", from_step)]
+    made: list[Logger] = []
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"no tracker {name!r}; there are {', '.join(TRACKERS)}")
@@ -122,4 +122,4 @@ def make_loggers(names: Sequence[str], directory: Path, config: Mapping[str, Any
             made.append(factory(directory, config))
         except ImportError:
             raise UserError(f"--log {name} needs the package {package}: pip install 'agentropy[{name}]'") from None
-    return made
+    return [JsonlLogger(directory / "metrics.jsonl", from_step), *made]

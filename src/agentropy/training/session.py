@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from transformers.utils import logging as hf_logging
 
 from agentropy import __version__
 from agentropy.config import RunConfig, load_config, save_config
@@ -68,6 +69,7 @@ def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
 
 
 def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
+    hf_logging.disable_progress_bar()  # one bar is enough, and it is ours
     setup = build(config)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "trajectories").mkdir(exist_ok=True)
