@@ -112,6 +112,13 @@ def test_arguments_as_a_json_string_are_read() -> None:
     assert turn.calls == (ToolCall("python", {"code": "1 + 1"}),)
 
 
+def test_a_thought_tag_inside_an_argument_hides_nothing() -> None:
+    code = "print('</think>')"
+    turn = read(call(json.dumps({"code": code})) + call())
+    assert [c.arguments["code"] for c in turn.calls] == [code, "print(1)"]
+    assert turn.call_start == 0
+
+
 def test_a_call_without_arguments_has_none() -> None:
     assert read('<tool_call>{"name": "now"}</tool_call>').calls == (ToolCall("now", {}),)
 

@@ -52,6 +52,12 @@ def test_the_last_opening_before_the_first_closing_counts(dialect: TagsDialect) 
     assert turn.calls == (ToolCall("python", {"code": "1"}),)
 
 
+def test_the_first_closing_tag_counts_whatever_its_tool(dialect: TagsDialect) -> None:
+    assert read(dialect, "<search>a</search><python>1</python>").calls == (ToolCall("search", {"query": "a"}),)
+    assert read(dialect, "<answer>a</answer><python>1</python>").answer == "a"
+    assert read(dialect, "<python>1</python><answer>a</answer>").answer is None
+
+
 def test_answers(dialect: TagsDialect) -> None:
     for text, answer in [
         ("<think>x</think><answer> 42 </answer>", "42"),

@@ -63,6 +63,16 @@ def test_statuses_and_what_the_model_sees() -> None:
     assert 0 < results[0].seconds < 5
 
 
+def test_the_sandbox_keeps_the_time_not_the_toolbox() -> None:
+    async def main() -> ToolResult:
+        async with LocalSandbox(workers=1, preload=()) as sandbox:
+            session, _ = await make_toolbox([python_tool(sandbox)], timeout=0.05).open({}, 0)
+            return (await session.call([code("import time\ntime.sleep(0.2)\nprint('done')")]))[0]
+
+    result = asyncio.run(main())
+    assert (result.status, result.content) == ("ok", "done")
+
+
 def test_stateless_calls_know_nothing_of_each_other() -> None:
     async def work(session: Session) -> list[ToolResult]:
         await session.call([code("x = 5")])

@@ -63,6 +63,7 @@ def test_only_documents_that_share_a_word_and_ties_in_order() -> None:
     assert len(index.search("capital", 2)) == 2
     many = SearchIndex.from_documents([f"same text {i}" for i in range(50)])
     assert [h.document.text for h in many.search("same", 4)] == [f"same text {i}" for i in range(4)]
+    assert [h.document.text for h in many.search("same", 40)] == [f"same text {i}" for i in range(40)]
 
 
 def test_scores_are_those_of_bm25() -> None:

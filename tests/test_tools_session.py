@@ -301,13 +301,17 @@ class Guess:
         Args:
             number: The guess.
         """
-        time.sleep(0.01 * (5 - len(self.log)))
+        time.sleep(0.02 * (5 - number) if number < 5 else 0)
         self.log.append(number)
         return "right" if number == self.target else "wrong"
 
     async def count(self) -> int:
         """Counts the guesses."""
         return len(self.log)
+
+    def history(self) -> list[int]:
+        """Lists the guesses."""
+        return self.log
 
     def get_reward(self) -> float:
         return 1.0 if self.target in self.log else 0.0
@@ -320,13 +324,16 @@ def test_environment_classes_of_trl_work_as_they_are() -> None:
 
     async def main() -> None:
         box = make_toolbox([Guess, add])
-        assert sorted(s["function"]["name"] for s in box.specs) == ["add", "count", "guess"]
+        assert sorted(s["function"]["name"] for s in box.specs) == ["add", "count", "guess", "history"]
         first, text = await box.open({"target": 4, "low": 1}, 0)
         second, _ = await box.open({"target": 5, "low": 1}, 1)
         assert text == "Between 1 and 9."
         assert Guess.made == 2, "the object that showed the tools serves the first trajectory"
         results = await first.call([call("guess", number=n) for n in (1, 2, 4)])
-        assert [r.content for r in results] == ["wrong", "wrong", "right"], "in order, though the later are quicker"
+        assert [r.content for r in results] == ["wrong", "wrong", "right"]
+        assert (await first.call([call("history")]))[0].content == "[1, 2, 4]", (
+            "in order, though later ones are quicker"
+        )
         assert await first.reward() == 1.0
         assert await second.reward() == 0.0
         branch = await first.fork()
@@ -335,6 +342,21 @@ def test_environment_classes_of_trl_work_as_they_are() -> None:
         assert (await first.call([call("count"), call("add", a=1)]))[0].content == "3"
 
     asyncio.run(main())
+
+
+def test_a_lost_call_of_an_environment_is_not_repeated() -> None:
+    class Env:
+        runs = 0
+
+        def reset(self, **row: Any) -> None: ...
+
+        def step(self) -> str:
+            """Steps."""
+            Env.runs += 1
+            raise ConnectionError("gone")
+
+    assert run(make_toolbox([Env]), call("step"))[0].status == "lost"
+    assert Env.runs == 1, "its state may have changed before the connection broke"
 
 
 def test_environments_close_fork_and_async_reset() -> None:
