@@ -95,7 +95,7 @@ def test_rows_come_out_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_broken_row_is_named_and_those_before_it_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, message: str
 ) -> None:
-    good = {"kind": "math", "gold": ["x+1"], "prediction": "1+x"}
+    good = {"kind": "math", "gold": ["1"], "prediction": "\\boxed{1.0}"}
     with pytest.raises(UserError, match=message):
         grade("--jsonl", write_rows(tmp_path / "rows.jsonl", [good, good, row, good]))
     assert [v["correct"] for v in verdicts(capsys)] == [True, True]

@@ -108,12 +108,16 @@ def test_a_gold_that_cannot_be_read_leaves_the_answer_out() -> None:
     grader.close()
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "same"),
-    [("-6", "6", False), ("1/2", "12", False), ("x+1", "x-1", False), ("3\\sqrt3-6", "3\\sqrt3+6", False),
-     ("1e-3", "1e3", False), ("5", "5.0", True), ("A", "A", True)],
-)  # fmt: skip
-def test_maths_is_not_graded_by_words(gold: str, answer: str, same: bool) -> None:
+def test_maths_is_not_graded_by_words() -> None:
     grader = make_grader("math", workers=1)
-    assert grader.grade_now(answer, [gold]).correct is same
+    for gold, answer, same in [
+        ("-6", "6", False),
+        ("1/2", "12", False),
+        ("x+1", "x-1", False),
+        ("3\\sqrt3-6", "3\\sqrt3+6", False),
+        ("1e-3", "1e3", False),
+        ("5", "5.0", True),
+        ("A", "A", True),
+    ]:
+        assert grader.grade_now(answer, [gold]).correct is same, (gold, answer)
     grader.close()

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from agentropy.errors import UserError
 from agentropy.evaluation.grading import Grader, make_grader
+from agentropy.evaluation.grading.fallback import refusal
+from agentropy.evaluation.grading.math import verdict_of
+from agentropy.evaluation.grading.symbolic import compare
 
 EQUAL = [
     # numbers
@@ -363,3 +367,38 @@ def test_every_answer_equals_itself_with_other_blanks(grader: Grader, text: str)
         return
     verdict = grader.grade_now(f"\\boxed{{ {text} }}", [text])
     assert verdict.correct is True, verdict
+
+
+LIBRARY = [
+    ("55", "\\sum_{k=1}^{10} k", True),
+    ("\\frac{1}{2}", "\\int_0^1 x \\, dx", True),
+    ("\\frac{1}{2}", "\\int_0^1 x^2 \\, dx", False),
+    ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2", True),
+    ("3", "1 = 2 = \\sum_{k=1}^{2} k", False),
+    ("3", "I would say that it is 3", False),
+    ("3", "__import__('os').system('true') or 3", False),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "same"), LIBRARY)
+def test_what_our_reader_does_not_know_goes_to_math_verify(grader: Grader, gold: str, answer: str, same: bool) -> None:
+    assert grader.grade_now(f"\\boxed{{{answer}}}", [gold]).correct is same
+
+
+def test_without_math_verify_only_golds_that_need_it_are_refused() -> None:
+    def missing() -> bool:
+        return False
+
+    assert compare("x+1", "1+x", missing)[0] == "equal_symbolic"
+    assert compare("55", "\\sum_{k=1}^{10} k", missing)[0] == "parse_error"
+    reason, detail = compare("\\sum_{k=1}^{n} k", "55", missing)
+    assert reason == "no_library"
+    with pytest.raises(UserError, match=r"pip install agentropy\[math\]"):
+        verdict_of((reason, detail), "55")
+
+
+@pytest.mark.parametrize(
+    "text", ["\\int_0^1 x dx", "\\sum_{n=1}^{\\infty} \\frac{1}{n^2}", "\\lim_{x\\to 0} \\frac{\\sin x}{x}"]
+)
+def test_formulas_are_not_refused(text: str) -> None:
+    assert refusal(text) is None

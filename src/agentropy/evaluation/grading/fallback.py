@@ -6,6 +6,7 @@ Only called inside a worker process. What would make a symbolic library run with
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 MAX_LENGTH = 2000
@@ -82,8 +83,11 @@ def _read(text: str) -> list[Any]:
     return [item for item in found if not isinstance(item, str)]
 
 
-def compare_by_library(gold: str, answer: str) -> tuple[str, str]:
-    """(reason, detail) as `symbolic.compare`, or ("no_library", …) where math-verify is missing."""
+def compare_by_library(gold: str, answer: str, load: Callable[[], bool] = load) -> tuple[str, str]:
+    """(reason, detail) as `symbolic.compare`, or ("no_library", …) where math-verify is missing.
+
+    load: imports the library and says whether it is there; a worker's tells its parent that this takes time.
+    """
     for text, reason in ((gold, "ungradable"), (answer, "parse_error")):
         refused = refusal(text)
         if refused:

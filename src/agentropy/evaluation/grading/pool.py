@@ -84,6 +84,9 @@ class _Worker:
             stdin.write(json.dumps([gold, answer]).encode() + b"\n")
             stdin.flush()
             line = self._line(limit)
+            if line == b"loading":
+                line = self._line(START_LIMIT)
+                line = self._line(limit) if line == b"loaded" else line
         except OSError as error:
             return "died", str(error)
         if line is None:

@@ -7,7 +7,7 @@ parsed on demand, so a shape can be compared before anything is evaluated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -255,6 +255,23 @@ def _matrix(body: str, sub: _Sub) -> Matrix | None:
         return None
     table = tuple(tuple(sub(cell) for cell in re.split(r"(?<!\\)&", row)) for row in rows)
     return Matrix(table) if len({len(row) for row in table}) == 1 else None
+
+
+def scalars(answer: Answer) -> Iterator[Scalar]:
+    """Every scalar in an answer."""
+    if isinstance(answer, Scalar):
+        yield answer
+        return
+    children: tuple[Answer, ...] = ()
+    match answer:
+        case Items(items=children) | Union(parts=children) | Relation(sides=children) | Ratio(parts=children):
+            pass
+        case Interval(left=left, right=right):
+            children = (left, right)
+        case Matrix(rows=rows):
+            children = tuple(cell for row in rows for cell in row)
+    for child in children:
+        yield from scalars(child)
 
 
 _ONE_LETTER = re.compile(r"\(?\s*([A-Z])\s*\)?\.?")

@@ -6,12 +6,13 @@ Runs inside a worker process (see `pool`), because a hostile answer may make mat
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from agentropy.evaluation.grading.compare import Equality, same
 from agentropy.evaluation.grading.evaluate import TooLarge
-from agentropy.evaluation.grading.fallback import compare_by_library
-from agentropy.evaluation.grading.structure import Answer, parse_answer
+from agentropy.evaluation.grading.fallback import compare_by_library, load
+from agentropy.evaluation.grading.structure import Answer, parse_answer, scalars
 from agentropy.evaluation.grading.tidy import tidy
 from agentropy.evaluation.grading.tokens import Unreadable
 
@@ -61,12 +62,14 @@ def _comma_in_digits(text: str) -> bool:
 def readable(text: str) -> bool:
     """Whether our own reader knows what this tidied text is, down to its scalars."""
     try:
-        return equal(text + " ", text) is not None
-    except (Unreadable, TooLarge):
+        for scalar in scalars(_parsed(text, True)):
+            scalar.expression()
+    except Unreadable:
         return False
+    return True
 
 
-def compare(gold: str, answer: str) -> tuple[str, str]:
+def compare(gold: str, answer: str, load: Callable[[], bool] = load) -> tuple[str, str]:
     """(reason, detail) of an answer against a gold; both as they were given.
 
     Reasons: equal_exact, equal_numeric, equal_symbolic, different, parse_error, ungradable, and no_library where the
@@ -78,14 +81,14 @@ def compare(gold: str, answer: str) -> tuple[str, str]:
     except TooLarge:
         return "different", "a value is too large to be compared"
     except (Unreadable, RecursionError) as why:
-        return _by_library(plain_gold, plain_answer, str(why) or "it is nested too deeply")
+        return _by_library(plain_gold, plain_answer, str(why) or "it is nested too deeply", load)
     if found is None:
         return "different", f"{plain_answer} is not {plain_gold}"
     return found, f"{plain_answer} is {plain_gold}"
 
 
-def _by_library(gold: str, answer: str, why: str) -> tuple[str, str]:
-    reason, detail = compare_by_library(gold, answer)
+def _by_library(gold: str, answer: str, why: str, load: Callable[[], bool]) -> tuple[str, str]:
+    reason, detail = compare_by_library(gold, answer, load)
     if reason in ("different", "equal_symbolic"):
         return reason, detail
     if reason != "parse_error" and readable(gold):

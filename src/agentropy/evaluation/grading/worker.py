@@ -1,7 +1,8 @@
 """The process that grades what needs more than plain numbers: `python -m agentropy.evaluation.grading.worker`.
 
-One JSON list [gold, answer] a line on stdin, one JSON list [reason, detail] a line on stdout, in order. The parent
-keeps the clock and kills the process when a line is late; nothing here needs to be interruptible.
+One JSON list [gold, answer] a line on stdin, one JSON list [reason, detail] a line on stdout, in order; between the
+lines "loading" and "loaded" the clock stands still. The parent keeps the clock and kills the process when a line is
+late; nothing here needs to be interruptible.
 """
 
 from __future__ import annotations
@@ -36,24 +37,33 @@ def main() -> None:
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # a library that prints must not be taken for an answer
-    from agentropy.evaluation.grading.fallback import load
+    from agentropy.evaluation.grading import fallback
     from agentropy.evaluation.grading.symbolic import compare
 
-    load()
-    answers.write("ready\n")
-    answers.flush()
+    def say(line: str) -> None:
+        answers.write(line + "\n")
+        answers.flush()
+
+    def load() -> bool:
+        if "math_verify" in sys.modules:
+            return True
+        say("loading")  # the import takes a second or more, which is not the answer's fault
+        found = fallback.load()
+        say("loaded")
+        return found
+
+    say("ready")
     for line in sys.stdin.buffer:
         gold, answer = json.loads(line)
         try:
-            reply = compare(gold, answer)
+            reply = compare(gold, answer, load)
         except MemoryError:
             reply = ("parse_error", "the answer needs too much memory")
         except BaseException as error:  # math-verify's time-out derives from BaseException
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             reply = ("parse_error", f"{type(error).__name__}: {error}"[:300])
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
+        say(json.dumps(reply))
 
 
 if __name__ == "__main__":
