@@ -178,3 +178,22 @@ def test_micro_batches_hold_to_their_budget() -> None:
     assert sorted(i for r in runs for i in r) == list(range(6))
     for run in runs:
         assert len(run) == 1 or len(run) * max(lengths[i] for i in run) <= 12
+
+
+def test_bfloat16_weights_learn_at_a_small_learning_rate_and_their_copies_are_saved(model: Any) -> None:
+    from agentropy.training.optimizer import MasterAdamW
+
+    model = model.to(torch.bfloat16)
+    optimizer = MasterAdamW(model.parameters(), lr=1e-5)
+    start = [p.detach().clone() for p in model.parameters()]
+    for _ in range(200):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    moved = [bool((a != b).any()) for a, b in zip(start, model.parameters(), strict=True)]
+    assert all(moved)
+    again = MasterAdamW([torch.nn.Parameter(p.detach().clone()) for p in start], lr=1e-5)
+    again.load_state_dict(optimizer.state_dict())
+    again.load_masters(optimizer.masters())
+    assert all(torch.equal(a, b) for a, b in zip(again.weights, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(again.masters(), optimizer.masters(), strict=True))

@@ -133,13 +133,15 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         first_call = len(calls)
         check_results(t)
         after_result = True  # the first model segment opens a turn
-        wrote_call = False
+        wrote_call = True
+        skipped_call = False  # a turn before the last has no call: what follows it was not asked for
         for s in t.segments:
             turn = -1
             if s.is_model:
                 if after_result:
                     turn_trajectory.append(i)
                     turn_has_call.append(False)
+                    skipped_call = skipped_call or not wrote_call
                     after_result, wrote_call = False, False
                 turn = len(turn_trajectory) - 1
                 wrote_call = wrote_call or bool(s.calls)
@@ -148,7 +150,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
             elif s.kind == "result":
                 after_result = True
                 if s.results:
-                    turn_has_call[-1] = True
+                    turn_has_call[-1] = wrote_call = True
                 calls.extend((i, len(turn_trajectory) - 1, STATUSES.index(r.status)) for r in s.results)
             n = len(s.ids)
             rows["tokens"].extend(s.ids)
@@ -165,7 +167,8 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         group_of.append(group_index.setdefault(t.question_id, len(group_index)))
         score.append(float("nan") if t.score is None else t.score)
         truncated.append(cut)
-        void.append(t.stop == "void" or (cut and ends_in_turn and not wrote_call and t.answer is None))
+        cut_void = cut and ends_in_turn and not wrote_call and t.answer is None
+        void.append(t.stop == "void" or skipped_call or cut_void)
         lost.append(t.stop == "error" or t.score is None or LOST in statuses)
         starts["token"].append(len(rows["tokens"]))
         starts["turn"].append(len(turn_trajectory))

@@ -129,6 +129,8 @@ class RunConfig(_Strict):
     protocol: str | None = None
     """hermes, fence or tags. None: tags for the embedded agents, hermes otherwise."""
     protocol_options: dict[str, Any] = {}
+    system: str | None = None
+    """System prompt. None: none for the embedded agents; others are told how to mark the answer."""
     seed: int = Field(0, ge=0)
     steps: int = Field(60, ge=0)
     out: str | None = None

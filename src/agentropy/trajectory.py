@@ -141,12 +141,16 @@ class Trajectory:
 
 
 def check_results(trajectory: Trajectory) -> None:
-    """Raise UserError unless every result answers a call of the turn before it (results may be fewer than calls)."""
-    waiting = 0
+    """Raise UserError unless every result answers a call of the turn before it (results may be fewer than calls).
+
+    A `call` segment whose writer did not record its calls may have any number of results.
+    """
+    waiting: float = 0
     after_result = True
     for s in trajectory.segments:
         if s.is_model:
-            waiting = (0 if after_result else waiting) + len(s.calls)
+            unrecorded = s.kind == "call" and not s.calls
+            waiting = (0 if after_result else waiting) + (math.inf if unrecorded else len(s.calls))
             after_result = False
         elif s.kind == "result":
             if len(s.results) > waiting:

@@ -43,8 +43,9 @@ class Dialect(Protocol):
         """Read one sampled turn. Never raises for what the policy wrote."""
         ...
 
-    def results(self, results: Sequence[ToolResult]) -> list[int]:
+    def results(self, results: Sequence[ToolResult], after: int | None = None) -> list[int]:
         """Ids of the results of one turn, with whatever opens the policy's next turn. Special tokens in a tool's text
         are encoded as plain text; long text is cut in the middle to the token limit, with a count of what is left out.
+        `after` is the last id that the policy sampled, which decides what has to stand between.
         """
         ...

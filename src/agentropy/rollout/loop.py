@@ -16,6 +16,8 @@ from agentropy.tasks.base import Task
 from agentropy.tools.base import ToolBox, ToolSession
 from agentropy.trajectory import Segment, StopReason, Trajectory
 
+ENVIRONMENT = "environment"
+"""The grader of tasks that a stateful tool scores itself (`get_reward()` of TRL's environment classes)."""
 Grade = Callable[[Task, str], Awaitable[float | None]]
 """Scores an answer in [0, 1]; None where it cannot be graded."""
 
@@ -112,6 +114,8 @@ async def _run(
     score: float | None = 0.0
     if stop == "error":
         score = None
+    elif attempt.task.grader == ENVIRONMENT:
+        score = await session.reward()
     elif answer is not None:
         score = await agent.grade(attempt.task, answer)
     return Trajectory(
@@ -163,7 +167,7 @@ async def _turns(
         if turn_number == limits.max_turns:
             return None, "max_turns"
         results = await session.call(turn.calls)
-        new_ids = agent.dialect.results(results)
+        new_ids = agent.dialect.results(results, out.ids[-1])
         segments.append(Segment("result", tuple(new_ids), results=tuple(results)))
         if any(r.status == "lost" for r in results):
             return None, "error"
@@ -173,7 +177,5 @@ async def _turns(
     raise AssertionError("the loop returns")
 
 
-RolloutFunction = Callable[
-    [Agent, Sequence[Attempt], SamplingParams, Limits], Awaitable[list[Trajectory]]
-]
+RolloutFunction = Callable[[Agent, Sequence[Attempt], SamplingParams, Limits], Awaitable[list[Trajectory]]]
 """The seam that branching rollouts (ARPO, AEPO) fill."""

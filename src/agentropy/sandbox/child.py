@@ -102,8 +102,10 @@ def _limit(limits: dict[str, int], order: dict[str, Any]) -> None:
     both(resource.RLIMIT_NOFILE, limits["descriptors"])
     both(resource.RLIMIT_MEMLOCK, 0)
     both(resource.RLIMIT_MSGQUEUE, 0)
-    if order["cpu"]:
-        both(resource.RLIMIT_CPU, order["cpu"])
+    if order["cpu"]:  # the soft limit's SIGXCPU tells a timeout from a crash
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        most = order["cpu"] + 1 if hard == resource.RLIM_INFINITY else min(order["cpu"] + 1, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (min(order["cpu"], most), most))
     if order["processes"]:
         both(resource.RLIMIT_NPROC, order["processes"])
 

@@ -71,14 +71,15 @@ class Child:
         self.pidfd = -1
         self.channel: socket.socket | None = None
         self.pending = b""
-        self.started = 0.0
+        self.made = time.monotonic()
+        self.measured = 0.0
         self.deadline = float("inf")
         self.verdict: str | None = None
         self.interrupted = False
         self.stopped = False
+        self.closed = False
         self.scratch: str | None = None
         self.user = -1
-        self.report: dict[str, Any] = {}
 
     def read(self, descriptor: int) -> int:
         """Take in what one pipe holds now. Returns the number of bytes; 0 when it is empty for now, -1 at its end."""
@@ -103,6 +104,21 @@ class Child:
             for _ in range(64):
                 if self.read(descriptor) <= 0:
                     break
+
+    def start_clock(self, moment: float) -> None:
+        """The call, if there is one, has begun."""
+        if self.call is not None:
+            self.call.started = moment
+            self.deadline = moment + self.call.timeout
+
+    def outcome(self, call: Call) -> dict[str, Any]:
+        """What the call has written, and its times; the streams start afresh."""
+        out, out_cut = self.out.take()
+        err, err_cut = self.err.take()
+        now = time.monotonic()
+        started = call.started or now
+        times = {"duration": now - started, "queue": started - call.submitted}
+        return {"stdout": out, "stderr": err, "truncated": out_cut or err_cut, **times}
 
     def written(self) -> int:
         """Bytes written to both streams since the call began."""
@@ -152,7 +168,7 @@ def status_of(child: Child, wait_status: int) -> tuple[str, int | None]:
     """(status, exit code) from what the kernel and our own clock say; nothing the program wrote counts."""
     code = os.waitstatus_to_exitcode(wait_status)
     if child.verdict is not None:
-        return child.verdict, None if code < 0 else code
+        return "crash" if child.closed else child.verdict, None if code < 0 else code
     if child.mark != LOCKED:
         return "sandbox_error", None
     if code == -signal.SIGXCPU:

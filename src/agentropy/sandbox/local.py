@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import site
 import socket
@@ -15,6 +14,7 @@ import sysconfig
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from agentropy.errors import UserError
 from agentropy.sandbox.forkserver import clean_environment, command
 from agentropy.sandbox.results import Capabilities, ExecutionResult, Limits
 from agentropy.sandbox.session import Session
+from agentropy.sandbox.wire import Frames, frame
 
 ISOLATIONS = ("strict", "namespaces", "landlock")
 MEGA = 1 << 20
@@ -65,7 +66,7 @@ class LocalSandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox, self._outbox = bytearray(), bytearray()
+        self._frames, self._outbox = Frames(), bytearray()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._started: asyncio.Future[Capabilities] | None = None
@@ -272,8 +273,7 @@ class LocalSandbox:
     def _send(self, message: dict[str, Any]) -> None:
         if self._socket is None:
             return  # the supervisor has just died: the reader will say so
-        text = json.dumps(message).encode()
-        self._outbox += len(text).to_bytes(4, "little") + text
+        self._outbox += frame(message)
         self._flush()
 
     def _flush(self) -> None:
@@ -299,13 +299,7 @@ class LocalSandbox:
         if not data:
             self._forget_supervisor("the supervisor died")
             return
-        self._inbox += data
-        while len(self._inbox) >= 4:
-            end = 4 + int.from_bytes(self._inbox[:4], "little")
-            if len(self._inbox) < end:
-                break
-            message = json.loads(self._inbox[4:end])
-            del self._inbox[:end]
+        for message in self._frames.feed(data):
             self._hear(message)
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -324,7 +318,8 @@ class LocalSandbox:
 
     def _describe(self, message: dict[str, Any]) -> Capabilities:
         about = message["about"]
-        missing = [*about["missing"], *about["leaks"], *about["absent"]]
+        missing = [*about["missing"], *about["leaks"]]
+        missing += [f"preload of {name}: not installed" for name in self.preload if find_spec(name) is None]
         if about["no_namespaces"]:
             missing.append(f"namespaces: {about['no_namespaces']}")
         safe = about["seccomp"] and (about["landlock"] or about["namespaces"]) and not about["leaks"]
@@ -367,7 +362,7 @@ class LocalSandbox:
                 future.set_result({"status": "sandbox_error", "stderr": why, "reset": True})
         self._socket, self._loop, self._process = None, None, None
         self._sessions.clear()
-        self._inbox.clear()
+        self._frames = Frames()
         self._outbox.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 
@@ -38,20 +39,16 @@ symbols('a:3')
 """
 
 
-def load(names: list[str]) -> list[str]:
-    """Import and warm; returns the names that can't be imported here, each with the reason."""
+def load(names: list[str]) -> None:
+    """Import and warm. What can't be imported here is left to the programs, which then see the ImportError."""
     for name in STANDARD.split(", "):
         importlib.import_module(name)
-    absent = []
     for name in names:
-        try:
+        with contextlib.suppress(ImportError):
             for module in SUBMODULES.get(name, (name,)):
                 importlib.import_module(module)
             if name == "sympy":
                 exec(WARM_SYMPY, {})
-        except ImportError as error:
-            absent.append(f"{name}: {error}")
     sys.stdout.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    return absent

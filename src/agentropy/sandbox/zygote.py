@@ -41,7 +41,7 @@ def main(argument: str) -> None:
     except OSError as error:
         channel.send(json.dumps({"failed": str(error)}).encode())
         sys.exit(NO_ISOLATION)
-    absent = preload.load(order["preload"])
+    preload.load(order["preload"])
     gc.collect()
     gc.freeze()
     about = {
@@ -53,7 +53,6 @@ def main(argument: str) -> None:
         "own_user": walls.change_user,
         "keep_dac": walls.keep_dac,
         "missing": missing,
-        "absent": absent,
         "threads": _thread_count(walls),
     }
     channel.send(json.dumps(about).encode())

@@ -39,6 +39,10 @@ class ToolSession(Protocol):
         """A session in the same state, for a branch. Raises UserError where a tool's state cannot be copied."""
         ...
 
+    async def reward(self) -> float | None:
+        """What the trajectory earned by its tools' own account; None where no tool keeps one."""
+        ...
+
     async def close(self) -> None:
         """Release everything. Safe to call twice."""
         ...

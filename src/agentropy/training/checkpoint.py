@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from agentropy.errors import UserError
+from agentropy.training.optimizer import MasterAdamW
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Progress:
 
 
 def save_checkpoint(
-    directory: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer, progress: Progress, keep: int
+    directory: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, progress: Progress, keep: int
 ) -> Path:
     """Write one checkpoint below `directory` and delete all but the newest `keep`."""
     final = directory / f"step-{progress.step:06d}"
@@ -42,7 +43,12 @@ def save_checkpoint(
         tokenizer.save_pretrained(partial / "model")
         trainable = {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad}
         torch.save(
-            {"optimizer": optimizer.state_dict(), "progress": asdict(progress), "trainable": trainable},
+            {
+                "optimizer": optimizer.state_dict(),
+                "masters": [m.cpu() for m in optimizer.masters()],
+                "progress": asdict(progress),
+                "trainable": trainable,
+            },
             partial / "state.pt",
         )
         shutil.rmtree(final, ignore_errors=True)
@@ -60,7 +66,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(p for p in directory.glob("step-*") if (p / "state.pt").is_file())
 
 
-def restore(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer) -> Progress:
+def restore(checkpoint: Path, model: Any, optimizer: MasterAdamW) -> Progress:
     """Load the trainable weights and the optimiser in place. Frozen weights are those the run started from."""
     state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -70,4 +76,5 @@ def restore(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer) -> P
         for name, value in state["trainable"].items():
             parameters[name].copy_(value)
     optimizer.load_state_dict(state["optimizer"])
+    optimizer.load_masters(state["masters"])
     return Progress(**state["progress"])

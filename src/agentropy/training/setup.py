@@ -89,7 +89,7 @@ def build(config: RunConfig) -> Setup:
     dialect = make_dialect(protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
     scorer = Scorer()
     return Setup(
-        agent=Agent(policy, dialect, toolbox, scorer),
+        agent=Agent(policy, dialect, toolbox, scorer, config.system),
         policy=policy,
         model=model,
         tokenizer=tokenizer,

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from agentropy.config import RunConfig
 from agentropy.evaluation.summary import evaluation_metrics, rollout_metrics
 from agentropy.policies.base import SamplingParams
@@ -27,6 +25,7 @@ from agentropy.training.checkpoint import Progress, save_checkpoint
 from agentropy.training.collect import Collected, attempts_for, collect
 from agentropy.training.display import Display
 from agentropy.training.loggers import Logger
+from agentropy.training.optimizer import MasterAdamW
 from agentropy.training.setup import Setup
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
@@ -52,7 +51,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         model = self.setup.model
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = MasterAdamW(
             [p for p in model.parameters() if p.requires_grad],
             lr=self.setup.lr,
             betas=self.config.optim.betas,

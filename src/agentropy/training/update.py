@@ -19,6 +19,7 @@ from agentropy.batch import Batch
 from agentropy.methods.base import Method, Shaped
 from agentropy.policies.scoring import score
 from agentropy.seeds import derive
+from agentropy.training.optimizer import MasterAdamW
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ def micro_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         run.append(i)
     if run:
         yield run
+
+
+def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The weights that carry the gradients (an optimiser with master copies steps over those)."""
+    if isinstance(optimizer, MasterAdamW):
+        return list(optimizer.weights)
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def update(
@@ -94,8 +102,7 @@ def update(
                 total = stats if total is None else total + stats
                 if not norms:
                     gaps.append(gap)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            norm = float(torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip))
+            norm = float(torch.nn.utils.clip_grad_norm_(weights_of(optimizer), options.grad_clip))
             if math.isfinite(norm) and math.isfinite(loss_sum):
                 optimizer.step()
                 norms.append(norm)
