@@ -30,7 +30,7 @@ def test_the_documented_example() -> None:
 
 
 @given(drawn_batch())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_index_maps_lead_back_to_the_trajectories(drawn: list[Trajectory]) -> None:
     batch = make_batch(drawn)
     questions = list(dict.fromkeys(t.question_id for t in drawn))
@@ -77,6 +77,20 @@ def test_results_must_answer_calls() -> None:
     prompt, extra = Segment("prompt", (1,)), Segment("result", (2,), results=(ToolResult("out"),))
     with pytest.raises(UserError, match="'t': 1 results where 0 calls wait for one"):
         make_batch([Trajectory("q", "t", "", (prompt, extra), None, 0.0, "error")])
+
+
+def test_a_turn_without_a_call_that_others_follow_is_void() -> None:
+    prompt, nudge = Segment("prompt", (1,)), Segment("result", (2,))
+    text, end = Segment("reasoning", (3,)), Segment("reasoning", (4,))
+    t = Trajectory("q", "t", "", (prompt, text, nudge, end), "4", 1.0, "answer")
+    assert make_batch([t]).void.tolist() == [True]
+
+
+def test_a_call_without_its_record_still_has_results() -> None:
+    data = EXAMPLE | {"segments": [s | {"calls": []} if s["kind"] == "call" else s for s in EXAMPLE["segments"]]}
+    batch = make_batch([from_json(data)])
+    assert batch.call_status.tolist() == [OK]
+    assert batch.void.tolist() == [False]
 
 
 def test_lost_truncated_and_void() -> None:

@@ -33,6 +33,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 every_method = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: str(x))
 
 
+def test_every_method_is_among_the_variants() -> None:
+    assert {name for name, _ in VARIANTS} == set(METHODS)
+
+
 def rows(trajectories: list[Trajectory], name: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     batch = make_batch(trajectories)
     shaped = make_method(name, **options).shape(batch)
