@@ -238,6 +238,20 @@ EQUAL = [
     ("\\text{no solution}", "\\emptyset"),
     ("8th", "8th"),
     ("p + \\max\\{p, q\\}", "\\max(p,q) + p"),
+    ("B", "\\textbf{(B)}\\ 7"),
+    ("7", "\\textbf{(B)}\\ 7"),
+    ("7", "B. 7"),
+    ("5", "\\text{The answer is } 5"),
+    ("5", "5\\text{.}"),
+    ("\\text{2:1}", "2:1"),
+    ("6:30 \\text{ p.m.}", "6:30 PM"),
+    ("6:30", "6:30 \\text{ p.m.}"),
+    ("\\frac{1}{3}", "0.333\\ldots"),
+    ("1/2", "{1 \\over 2}"),
+    ("(1,2,3)", "\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}"),
+    ("\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", "\\left[\\begin{array}{cc}1&0\\\\0&1\\end{array}\\right]"),
+    ("(-\\infty,-1)\\cup(1,\\infty)", "x<-1, x>1"),
+    ("x=-3/5", "5x+3=0"),
 ]
 
 DIFFERENT = [
@@ -337,6 +351,13 @@ DIFFERENT = [
     ("\\mathbb{R}", "(0,\\infty)"),
     ("\\frac{n(n+1)}{2}", "\\frac{n(n-1)}{2}"),
     ("\\lfloor m/2 \\rfloor", "m/2"),
+    ("5", "\\text{at most } 5"),
+    ("5", "\\text{not } 5"),
+    ("B", "\\textbf{(C)}\\ 7"),
+    ("6:30 \\text{ a.m.}", "6:30 PM"),
+    ("0", "I(0)"),
+    ("\\frac{1}{3}", "0.3"),
+    ("10001", "10001_2"),
 ]
 
 

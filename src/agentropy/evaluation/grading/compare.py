@@ -65,6 +65,13 @@ def same(gold: Answer, answer: Answer) -> Equality | None:
 
 def _same_words(gold: Answer, answer: Answer) -> Equality | None:
     g, a = (x.words if isinstance(x, Words) else _letters(x) for x in (gold, answer))
+    for clock, other in ((gold, a), (answer, g)):  # 6:30 where the other says p.m.
+        if (
+            isinstance(clock, Ratio)
+            and _CLOCK.fullmatch(clock.text)
+            and other in (f"{clock.text} am", f"{clock.text} pm")
+        ):
+            return "equal_exact"
     return "equal_exact" if g is not None and g == a else None
 
 

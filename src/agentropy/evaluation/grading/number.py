@@ -37,9 +37,12 @@ _REPEATING = re.compile(
     r"(?P<sign>[+-]?)\s*(?P<whole>\d*)\.(?P<fixed>\d*)\s*"
     r"(?:\\(?:overline|bar|dot)\s*(?:\{\s*(?P<a>\d+)\s*\}|(?P<b>\d))|\((?P<c>\d+)\))"
 )
+# 0.333…: one digit at least three times, and dots.
+_DOTTED = re.compile(r"(?P<start>[+-]?\s*\d*\.\d*?)(?P<digit>\d)(?P=digit){2,}\s*(?:\.\.\.|…|\\l?dots)")
 _CURRENCY = re.compile(r"^([+-]?)\s*(?:US\s?)?(?:\$|€|£|¥|\\pounds|\\euro)\s*|\s*(?:\$|€|£|¥|\\pounds|\\euro)$")
 _TEXT_COMMAND = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname\*?|rm|bf)"
 _TEXT_GROUP = re.compile(_TEXT_COMMAND + r"\s*\{([^{}]*)\}")
+_EMPTY_TEXT = re.compile(_TEXT_COMMAND + r"\s*\{[\s.,;!~]*\}")
 _TEXT_UNIT = re.compile(
     r"\s*" + _TEXT_COMMAND + r"\s*\{(?P<word>[^{}]*)\}(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[.,]?$"
 )
@@ -85,7 +88,7 @@ def plain_text(text: str) -> str:
 
 def drop_units(text: str) -> str:
     r"""`text` without currency signs and without units at the end: `\text{ cm}^2`, `\mathrm{m/s}`, ` apples`."""
-    text = _CURRENCY.sub(r"\1", text).strip()
+    text = _EMPTY_TEXT.sub("", _CURRENCY.sub(r"\1", text)).strip()
     for _ in range(3):
         before = text
         if match := _TEXT_UNIT.search(text):
@@ -150,7 +153,7 @@ def _parse_bare(text: str) -> Number | None:
         text = text[1:-1].strip()
     if text[:1] == "(" and text[-1:] == ")" and text.count("(") == 1 and "," not in text:
         text = text[1:-1].strip()
-    if not text or not (text[-1].isdigit() or text[-1] in ".})"):
+    if not text or not (text[-1].isdigit() or text[-1] in ".})…" or text.endswith("dots")):
         return None
     if match := _NUMBER.fullmatch(text):
         return _decimal(match)
@@ -169,6 +172,8 @@ def _parse_bare(text: str) -> Number | None:
         if abs(exponent) <= MAX_EXPONENT:
             return Number(_sign(match["sign"]) * Fraction(10) ** exponent)
         return None
+    if match := _DOTTED.fullmatch(text):
+        text = f"{match['start']}({match['digit']})"
     if match := _REPEATING.fullmatch(text):
         cycle = match["a"] or match["b"] or match["c"]
         fixed, whole = match["fixed"], match["whole"]

@@ -14,7 +14,7 @@ from typing import Literal
 from agentropy.evaluation.grading.expression import Expression, parse_expression
 from agentropy.evaluation.grading.number import plain_text
 from agentropy.evaluation.grading.tokens import Unreadable
-from agentropy.evaluation.grading.vocabulary import MATH_WORDS
+from agentropy.evaluation.grading.vocabulary import MATH_WORDS, words
 
 MAX_ITEMS = 200
 MAX_NESTING = 24
@@ -106,6 +106,11 @@ _EMPTY = re.compile(
 _SET_MINUS = frozenset({r"\setminus", r"\backslash"})
 _TEXT_ONLY = re.compile(r"(?:\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|[\s.()'\"-]|\d(?:st|nd|rd|th))+")
 _TEXT_GROUP = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{([^{}]*)\}")
+_LEADING_WORDS = re.compile(
+    r"\\(?:text\w*|mbox|mathrm)\s*\{([a-zA-Z][a-zA-Z ]{2,}):?\s*\}\s*([^\s=<>\\^_].*|\\(?!leq|geq|neq|in\b).*)", re.S
+)
+# Words that change what the answer after them says.
+_HEDGES = words("not no never less more fewer least most than under over about nearly between either or and to")
 _PLAIN_WORDS = re.compile(r"[^\W\d_][\w' -]*[.!]?", re.U)
 
 
@@ -174,14 +179,20 @@ def parse_answer(text: str, *, numbers: bool = True, depth: int = 0) -> Answer:
         return Items("set", ())
     if _REALS.fullmatch(text):
         return Interval(Scalar(r"-\infty"), Scalar(r"\infty"), True, True)
-    if words := _as_words(text):
-        return words
+    if plain := _as_words(text):
+        return plain
     if (group := _TEXT_GROUP.fullmatch(text)) and re.search(r",|\b(?:and|or)\b", group[1]):
         return sub(group[1])
+    if group and not re.search(r"[^\W\d_]", group[1]) and group[1].strip():
+        return sub(group[1])
+    if depth == 0 and (match := _LEADING_WORDS.fullmatch(text)) and not _HEDGES & set(match[1].lower().split()):
+        # The answer in a sentence: its words name it, as in `\text{Area} = 5`.
+        return Relation((Words(match[1].lower()), sub(match[2])), ("=",))
     parts = pieces(text)
     if parts[0] == "{" and _enclosed(parts):
         return sub("".join(parts[1:-1]))
-    if (match := _MATRIX.fullmatch(text)) and (table := _matrix(match["body"], sub)):
+    inner = text[1:-1].strip() if text[0] in "([" and text[-1] in ")]" else text
+    if (match := _MATRIX.fullmatch(inner)) and (table := _matrix(match["body"], sub)):
         return table
     found, _ = split_top(parts, frozenset({",", ";", "and", "or"}), numbers=numbers)
     found = [part for part in found if part]
@@ -277,8 +288,13 @@ def scalars(answer: Answer) -> Iterator[Scalar]:
 _ONE_LETTER = re.compile(r"\(?\s*([A-Z])\s*\)?\.?")
 
 
+_TIME_OF_DAY = re.compile(r"\d{1,2}(?::\d{2})?\s*[ap]\.?\s?m\.?", re.I)
+
+
 def _as_words(text: str) -> Words | None:
     r"""Words if the text is nothing but `\text{}` or plain prose, else None. A number in `\text{}` is no word."""
+    if _TIME_OF_DAY.fullmatch(plain_text(text)):
+        return normal_words(plain_text(text))
     in_text = "\\" in text
     if in_text and not _TEXT_ONLY.fullmatch(text):
         return None
@@ -288,17 +304,18 @@ def _as_words(text: str) -> Words | None:
         prose = _PLAIN_WORDS.fullmatch(plain) and any(len(word) > 3 for word in letters)
         if not prose or any(word in MATH_WORDS for word in letters) or re.search(r"\b(?:and|or)\b", plain):
             return None
-    elif re.fullmatch(r"[\d\s.,()+/-]*", plain) or re.search(r"\b(?:and|or)\b|,", plain):
+    elif re.fullmatch(r"[\d\s.,:()+/-]*", plain) or re.search(r"\b(?:and|or)\b|,", plain):
         return None
     return normal_words(plain)
 
 
 def normal_words(text: str) -> Words | None:
-    """Words in lower case without enclosing brackets, quotes and a final point."""
-    words = re.sub(r"[\s.,;:!?\"'“”]+$|^[\s\"'“”]+", "", text).strip()
-    if match := _ONE_LETTER.fullmatch(words):
-        words = match.group(1)
-    elif words.startswith("(") and words.endswith(")"):
-        words = words[1:-1]
-    words = " ".join(re.sub(r"[-']", " ", words.lower()).split())
-    return Words(words) if words else None
+    """Words in lower case without enclosing brackets, quotes and a final point; `p.m.` is `pm`."""
+    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", text.lower()) if ".m" in text.lower() else text
+    plain = re.sub(r"[\s.,;:!?\"'“”]+$|^[\s\"'“”]+", "", text).strip()
+    if match := _ONE_LETTER.fullmatch(plain):
+        plain = match.group(1)
+    elif plain.startswith("(") and plain.endswith(")"):
+        plain = plain[1:-1]
+    plain = " ".join(re.sub(r"[-']", " ", plain.lower()).split())
+    return Words(plain) if plain else None

@@ -23,12 +23,14 @@ def _parsed(text: str, numbers: bool) -> Answer:
 
 
 # An answer given as an option with its text: either may be what is asked for.
-_OPTION = re.compile(r"\(?([A-F])[).:]\s+(\S.*)", re.S)
+_OPTION = re.compile(
+    r"(?:\(?([A-F])[).:]\s+|\\(?:text\w*|mathrm|mathbf|mbox)\s*\{\s*\(?([A-F])[).:]*\s*\}[).:~]*\s*)(\S.*)", re.S
+)
 
 
 def equal(gold: str, answer: str) -> Equality | None:
     """How two tidied answers are equal, or None. Raises Unreadable or TooLarge where our reader can't tell."""
-    options = [match.groups() if (match := _OPTION.fullmatch(text)) else None for text in (gold, answer)]
+    options = [_option(text) for text in (gold, answer)]
     if not any(options):
         return _equal(gold, answer)
     if all(options):
@@ -41,6 +43,12 @@ def equal(gold: str, answer: str) -> Equality | None:
             except Unreadable:
                 continue
     return found
+
+
+def _option(text: str) -> tuple[str, str] | None:
+    """(letter, text) of `B. 42` or `\\textbf{(B)} 42`, None of anything else."""
+    match = _OPTION.fullmatch(text)
+    return (match[1] or match[2], match[3]) if match else None
 
 
 def _equal(gold: str, answer: str) -> Equality | None:

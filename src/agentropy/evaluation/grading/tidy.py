@@ -48,7 +48,7 @@ _SPACING = re.compile(
 _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-zA-Z])|\\text\{\s*°\s*\}|°)")
 _WORD_SEPARATOR = re.compile(r"\\(?:text|mbox|textrm|mathrm|textnormal)\s*\{\s*,?\s*(?:and|or)\s*\}")
 _RENAMES = (
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:[dtcs]|nice|x)frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:leq?slant|leqq|le)(?![a-zA-Z])"), r"\\leq"),
     (re.compile(r"\\(?:geq?slant|geqq|ge)(?![a-zA-Z])"), r"\\geq"),
     (re.compile(r"\\(?:ne)(?![a-zA-Z])"), r"\\neq"),
@@ -71,8 +71,8 @@ _RENAMES = (
     (re.compile(r">="), r"\\geq "),
     (re.compile(r"!="), r"\\neq "),
 )
-_COMMA_GROUP = re.compile(r"\{\s*,\s*\}")
-_POINT_GROUP = re.compile(r"\{\s*\.\s*\}")
+_COMMA_GROUP = re.compile(r"(?<=\d)\{\s*,\s*\}")
+_POINT_GROUP = re.compile(r"(?<=\d)\{\s*\.\s*\}")
 _DELIMITERS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("**", "**"), ("`", "`"), ('"', '"'))
 
 
@@ -116,7 +116,7 @@ def _from_unicode(text: str) -> str:
 def _strip_delimiters(text: str) -> str:
     for _ in range(6):
         before = text
-        text = text.strip().rstrip(",;:").rstrip()
+        text = text.strip().removesuffix("\\\\").rstrip(",;: ")
         if text.endswith(".") and not text.endswith((r"\.", "...")):
             text = text[:-1].rstrip()
         for left, right in _DELIMITERS:
