@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentropy.config import RunConfig, dotted_keys, load_config, parse_overrides, save_config
+from agentropy.config import RunConfig, dotted_keys, load_config, parse_overrides, resolved, save_config
 from agentropy.errors import UserError
 
 
@@ -65,3 +65,15 @@ def test_unknown_keys_in_a_file_name_the_file_and_the_nearest_key(tmp_path: Path
 def test_a_flag_without_a_value_is_true_and_null_is_none() -> None:
     assert load_config(None, parse_overrides(["--evaluation.greedy", "--optim.lr", "null"])) == RunConfig()
     assert load_config(None, parse_overrides(["--evaluation.greedy", "false"])).evaluation.greedy is False
+
+
+def test_what_depends_on_the_model_is_filled_in() -> None:
+    embedded = resolved(RunConfig())
+    assert (embedded.world, embedded.protocol, embedded.rollout.max_new_tokens) == ("arithmetic", "tags", 128)
+    assert embedded.optim.lr == 5e-4
+    other = resolved(RunConfig(model="m", tasks="t.jsonl", rollout={"tool_timeout": 9.0}))  # type: ignore[arg-type]
+    assert (other.world, other.protocol, other.rollout.max_new_tokens) == (None, "hermes", 1024)
+    assert other.optim.lr == 1e-6
+    assert other.rollout.tool_timeout == 9.0
+    assert resolved(RunConfig(model="m", lora={"rank": 8})).optim.lr == 1e-5  # type: ignore[arg-type]
+    assert resolved(embedded) == embedded

@@ -32,14 +32,14 @@ class RolloutConfig(_Strict):
     top_k: int = Field(0, ge=0)
     max_turns: int = Field(5, ge=1)
     """Turns of the policy a trajectory; a call in the last one is not run."""
-    max_new_tokens: int = Field(128, ge=1)
-    """Sampled tokens a trajectory, over all its turns."""
-    max_result_tokens: int = Field(64, ge=4)
-    """Longer tool results are cut in the middle."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Sampled tokens a trajectory, over all its turns. None: 128 for the embedded agents, 1024 for other models."""
+    max_result_tokens: int | None = Field(None, ge=4)
+    """Longer tool results are cut in the middle. None: 64 for the embedded agents, 512 for other models."""
     max_context: int | None = Field(None, ge=8)
     """Tokens a trajectory, prompt and results included. None: what the model's configuration allows, at most 4096."""
-    tool_timeout: float = Field(2.0, gt=0)
-    """Seconds a tool call may take."""
+    tool_timeout: float | None = Field(None, gt=0)
+    """Seconds a tool call may take. None: 2 for the embedded agents, 5 for other models."""
     max_slots: int = Field(128, ge=1)
     """Sequences that decode at once; bounds the cache's memory."""
     max_oversample: float = Field(2.0, ge=1)
@@ -226,6 +226,27 @@ def load_config(path: Path | str | None, overrides: Sequence[tuple[str, Any]] = 
         message = first["msg"].removeprefix("Value error, ")
         given = f" (got {first['input']!r})" if where else ""
         raise UserError(f"{where + ': ' if where else ''}{message}{given}") from None
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The configuration with every value filled in that depends on others: what is saved with a run."""
+    embedded = config.model is None
+    r, o = config.rollout, config.optim
+    lr = 5e-4 if embedded else 1e-5 if config.lora.rank else 1e-6
+    return config.model_copy(
+        update={
+            "world": config.world or (None if config.tasks else "arithmetic"),
+            "protocol": config.protocol or ("tags" if embedded else "hermes"),
+            "rollout": r.model_copy(
+                update={
+                    "max_new_tokens": r.max_new_tokens or (128 if embedded else 1024),
+                    "max_result_tokens": r.max_result_tokens or (64 if embedded else 512),
+                    "tool_timeout": r.tool_timeout or (2.0 if embedded else 5.0),
+                }
+            ),
+            "optim": o.model_copy(update={"lr": o.lr or lr}),
+        }
+    )
 
 
 def save_config(config: RunConfig, path: Path) -> None:

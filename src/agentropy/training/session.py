@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers.utils import logging as hf_logging
 
 from agentropy import __version__
-from agentropy.config import RunConfig, load_config, save_config
+from agentropy.config import RunConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
 from agentropy.training.checkpoint import list_checkpoints, restore
 from agentropy.training.display import duration, make_display
@@ -48,13 +48,12 @@ ROWS = (
 
 def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
     """Begin a new run."""
-    config = load_config(config_file, overrides)
-    setup_config = config.model_copy(update={"world": config.world or (None if config.tasks else "arithmetic")})
-    source = setup_config.world or Path(setup_config.tasks or "tasks").stem
+    config = resolved(load_config(config_file, overrides))
+    source = config.world or Path(config.tasks or "tasks").stem
     directory = Path(config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
-    return _run(setup_config, directory, fresh=True)
+    return _run(config, directory, fresh=True)
 
 
 def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agentropy.config import RunConfig
+from agentropy.config import RunConfig, resolved
 from agentropy.errors import UserError
 from agentropy.evaluation.score import Scorer
 from agentropy.methods import make_method
@@ -29,7 +29,6 @@ from agentropy.tools.session import make_toolbox
 
 SMALL_MODEL = 10_000_000
 """Below this many parameters a second thread costs more than it gives."""
-EMBEDDED_LR, FULL_LR, LORA_LR = 5e-4, 1e-6, 1e-5
 
 
 @dataclass
@@ -56,6 +55,14 @@ class Setup:
 
 def build(config: RunConfig) -> Setup:
     """Make everything that a run needs. Raises UserError for the first thing that cannot be had."""
+    config = resolved(config)
+    r, lr = config.rollout, config.optim.lr
+    # For the type checker: `resolved` has filled these in.
+    assert r.max_new_tokens
+    assert r.max_result_tokens
+    assert r.tool_timeout
+    assert config.protocol
+    assert lr
     method = make_method(config.method, **(_loss_options(config) | config.method_options))
     world: World | None = None
     if config.tasks is not None:
@@ -65,7 +72,7 @@ def build(config: RunConfig) -> Setup:
     else:
         world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
         tasks, source_name = world.tasks, world.name
-    toolbox: ToolBox = make_toolbox(_tools(config, world), timeout=config.rollout.tool_timeout)
+    toolbox: ToolBox = make_toolbox(_tools(config, world, r.tool_timeout), timeout=r.tool_timeout)
     if world is not None and world.tool_failures:
         toolbox = with_faults(toolbox, world.faults(), seed=config.seed)
     device = pick_device(config.device)
@@ -76,7 +83,6 @@ def build(config: RunConfig) -> Setup:
         model = add_lora(model, config)
     size = sum(p.numel() for p in model.parameters())
     torch.set_num_threads(config.threads or (1 if size < SMALL_MODEL else os.cpu_count() or 1))
-    r = config.rollout
     policy = LocalPolicy(
         model,
         tokenizer,
@@ -85,8 +91,7 @@ def build(config: RunConfig) -> Setup:
         deterministic=r.deterministic,
         name=path,
     )
-    protocol = config.protocol or ("tags" if embedded else "hermes")
-    dialect = make_dialect(protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
+    dialect = make_dialect(config.protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
     scorer = Scorer()
     return Setup(
         agent=Agent(policy, dialect, toolbox, scorer, config.system),
@@ -96,7 +101,7 @@ def build(config: RunConfig) -> Setup:
         tasks=tasks,
         method=method,
         limits=Limits(r.max_turns, r.max_new_tokens, policy.info.max_context),
-        lr=config.optim.lr or (EMBEDDED_LR if embedded else LORA_LR if config.lora.rank else FULL_LR),
+        lr=lr,
         scorer=scorer,
         source_name=source_name,
         description=f"{'the embedded agent' if embedded else path} ({size / 1e6:.2f} million parameters, {device})",
@@ -106,14 +111,14 @@ def build(config: RunConfig) -> Setup:
 def _loss_options(config: RunConfig) -> dict[str, Any]:
     options = config.loss.model_dump()
     trajectories = config.rollout.questions * config.rollout.samples / config.optim.minibatches
-    options["norm_constant"] = options["norm_constant"] or trajectories * config.rollout.max_new_tokens
+    options["norm_constant"] = options["norm_constant"] or trajectories * (config.rollout.max_new_tokens or 1)
     return options
 
 
-def _tools(config: RunConfig, world: World | None) -> Sequence[Any]:
+def _tools(config: RunConfig, world: World | None, timeout: float) -> Sequence[Any]:
     if config.tools is None:
-        return world.tools(config.rollout.tool_timeout) if world else ()
-    return [tool_by_name(name, config.rollout.tool_timeout) for name in config.tools]
+        return world.tools(timeout) if world else ()
+    return [tool_by_name(name, timeout) for name in config.tools]
 
 
 def tool_by_name(name: str, timeout: float) -> Any:

@@ -66,7 +66,7 @@ class Trainer:
     @property
     def params(self) -> SamplingParams:
         r = self.config.rollout
-        return SamplingParams(r.temperature, r.top_p, r.top_k, r.max_new_tokens)
+        return SamplingParams(r.temperature, r.top_p, r.top_k, self.setup.limits.max_new_tokens)
 
     async def run(self) -> None:
         """Train to `config.steps`. Raises Stopped after Ctrl-C, when the last whole step has been saved."""
@@ -198,7 +198,7 @@ class Trainer:
         e = self.config.evaluation
         tasks = self.setup.tasks.split(split)[: e.questions]
         samples = 1 if greedy else e.samples
-        params = SamplingParams(0.0 if greedy else e.temperature, max_new_tokens=self.config.rollout.max_new_tokens)
+        params = SamplingParams(0.0 if greedy else e.temperature, max_new_tokens=self.setup.limits.max_new_tokens)
         attempts = attempts_for(tasks, samples, derive(self.config.seed, "evaluation"), "greedy" if greedy else "eval")
         trajectories: list[Trajectory] = []
         size = max(samples, self.config.rollout.max_slots * 4 // samples * samples)
