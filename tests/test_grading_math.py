@@ -252,6 +252,13 @@ EQUAL = [
     ("\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", "\\left[\\begin{array}{cc}1&0\\\\0&1\\end{array}\\right]"),
     ("(-\\infty,-1)\\cup(1,\\infty)", "x<-1, x>1"),
     ("x=-3/5", "5x+3=0"),
+    ("5", "\\mathbf{5}"),
+    ("5", "\\underline{5}"),
+    ("5", "\\textcolor{red}{5}"),
+    ("5", "\\text{5 apples}"),
+    ("3", "3 times"),
+    ("5000000", "5 million dollars"),
+    ("5000000", "$5 million"),
 ]
 
 DIFFERENT = [
@@ -287,6 +294,9 @@ DIFFERENT = [
     ("2x", "2"),
     ("x", "y"),
     ("|x|", "x"),
+    ("\\sqrt{t^2}", "t"),
+    ("|n|", "n"),
+    ("(1,2)", "2,1"),
     ("x^2", "x^3"),
     ("x+1", "x-1"),
     ("3\\sqrt{3} - 6", "3\\sqrt{3} + 6"),
@@ -358,6 +368,10 @@ DIFFERENT = [
     ("0", "I(0)"),
     ("\\frac{1}{3}", "0.3"),
     ("10001", "10001_2"),
+    ("5", "5 thousandths"),
+    ("5", "5 squared"),
+    ("5", "5 million"),
+    ("3", "3 times 2"),
 ]
 
 

@@ -18,6 +18,8 @@ from agentropy.evaluation.grading.vocabulary import DECORATIONS, FUNCTIONS, GREE
 MAX_DEPTH = 48
 
 _MULTI = frozenset({"max", "min", "gcd", "lcm"})
+# Marks above letters; above digits they mean something else.
+_OVER_LETTERS = frozenset({"bar", "overline", "hat", "widehat", "vec", "overrightarrow", "tilde", "dot", "ddot"})
 _TIMES = frozenset({"*", r"\cdot", r"\times", r"\ast"})
 _OVER = frozenset({"/", r"\div"})
 _CLOSERS = frozenset({")", "]", "}", r"\}", r"\rfloor", r"\rceil", r"\rvert", r"\rangle"})
@@ -371,10 +373,14 @@ class _Parser:
             inner = self.raw_argument().strip()
             if inner in FUNCTIONS:
                 return self.function(inner)
+            if name not in _OVER_LETTERS and inner[:1].isdigit():
+                return self.number(inner)
             if name in ("mathrm", "text", "operatorname", "mathbf", "mathit") and inner in ("e", "i", "\\pi"):
                 return Node("const", name=inner.removeprefix("\\"))
             if name in TEXTS and not re.fullmatch(r"[A-Za-z]{1,3}", inner):
                 raise Unreadable(f"text {inner[:20]}")
+            if name in _OVER_LETTERS and inner[:1].isdigit():
+                raise Unreadable("a mark over digits")
             plain = name in TEXTS or name in ("mathbf", "mathit")
             return self.symbol(inner if plain else f"{name}:{inner}")
         raise Unreadable(f"command {name}")

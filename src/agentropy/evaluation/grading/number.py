@@ -57,7 +57,10 @@ _PERCENT = re.compile(
     + r"\s*\{\s*(?:percent|per cent|%)\s*\})\s*$"
 )
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_SCALED = re.compile(r"^(?P<number>.*\d)\s*(?P<scale>hundred|thousand|million|billion|trillion|dozen)$", re.I)
+_SCALED = re.compile(
+    r"^(?P<number>.*\d)\s*(?P<scale>hundred|thousand|million|billion|trillion|dozen)(?P<words>(?:\s+[a-zA-Z]{3,}){0,4})$",
+    re.I,
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def drop_units(text: str) -> str:
 def _is_unit(words: str, *, attached: bool) -> bool:
     """Whether the words after a number only name what is counted or measured."""
     parts = re.findall("[a-zA-Z]+", words)
+    if parts == ["times"] and not attached:  # how often, not a product that lacks its second factor
+        return True
     if NOT_UNITS & {part.lower() for part in parts}:
         return False
     first = parts[0]
@@ -128,13 +133,13 @@ def parse_number(text: str, *, letter_units: bool = False) -> Number | None:
         text, percent = text[: match.start()], True
     number = _parse_bare(text)
     if number is None:
-        text = drop_units(plain_text(text) if text.startswith(("\\text", "\\mathrm")) else text)
+        text = drop_units(plain_text(text) if _TEXT_GROUP.match(text) else text)
         if match := _PERCENT.search(text):
             text, percent = text[: match.start()], True
         number = _parse_bare(text)
     if number is None and letter_units and (match := _LETTER_UNIT.search(text)):
         number = _parse_bare(text[: match.start()])
-    if number is None and (match := _SCALED.match(plain_text(text))):
+    if number is None and (match := _SCALED.match(plain_text(text))) and not NOT_UNITS & set(match["words"].split()):
         bare = _parse_bare(match["number"].strip())
         if bare is not None:
             number = Number(bare.value * _SCALES[match["scale"].lower()], bare.decimal, bare.digits)

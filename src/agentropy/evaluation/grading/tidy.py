@@ -42,6 +42,7 @@ _SIZES = re.compile(
 _STYLES = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|bm|mathstrut|strut|null)(?![a-zA-Z])"
 )
+_COLORS = re.compile(r"\\(?:text)?color\s*\{[a-zA-Z0-9!,.]*\}")
 _SPACING = re.compile(
     r"\\(?:[,;:>]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace|enspace|medspace|\s)|~|\\hspace\*?\{[^{}]*\}|\\h?phantom\{[^{}]*\}"
 )
@@ -85,7 +86,7 @@ def tidy(text: str) -> str:
     text = _strip_delimiters(text)
     if "\\" in text or "~" in text:
         text = _SIZES.sub("", text)
-        text = _STYLES.sub("", text)
+        text = _COLORS.sub("", _STYLES.sub("", text))
         text = _WORD_SEPARATOR.sub(",", text)
         text = text.replace("\\\\", "\x00")  # a row end of a matrix is not the start of `\,`
         text = _SPACING.sub(" ", text).replace("\x00", "\\\\")

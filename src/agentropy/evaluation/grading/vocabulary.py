@@ -36,7 +36,8 @@ NOT_UNITS = words(
     "and or plus minus times over divided by million billion trillion thousand hundred dozen half halves to through is "
     "not if but then mod modulo pi sqrt sin cos tan log ln exp where for with any all real positive negative than more "
     "less no arcsin arccos arctan sinh cosh tanh max min gcd lcm floor ceil alpha beta gamma delta theta lambda omega "
-    "sigma infinity infty base"
+    "sigma infinity infty base thirds quarters fourths fifths sixths eighths tenths hundredths thousandths millionths "
+    "squared cubed factorial choose"
 )
 # Words that make a text an expression rather than prose.
 MATH_WORDS = FUNCTIONS | GREEK | {"infinity"}
