@@ -146,3 +146,25 @@ def test_flags_are_the_options_of_the_methods() -> None:
 def test_help_needs_no_torch() -> None:
     code = "import sys, agentropy.commands.shape; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def agentropy(*arguments: str, stdout: int | None = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentropy.cli", "shape", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+
+
+def test_the_command_line_ends_in_one_line_and_code_2(group: Path) -> None:
+    done = agentropy("--method", "tepo", str(group))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "agentropy shape: unknown method 'tepo'; did you mean 'tepo-dense'?\n"
+    done = agentropy("--method", "tepo-sparse", str(group))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [1.0, 0.0, None]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output(group: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = agentropy("--method", "grpo", str(group), stdout=full.fileno())
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "agentropy shape: cannot write to standard output: No space left on device"

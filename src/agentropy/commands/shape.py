@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentropy.errors import UserError
@@ -92,9 +92,19 @@ def run(args: argparse.Namespace) -> int:
         write_lines(args.out, lines)
         print(_summary(shaped), file=sys.stderr)
     else:
-        for line in lines:
-            print(line)
+        _print_lines(lines)
     return 0
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, such as `head`
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def shaped_rows(batch: Batch, shaped: Shaped) -> Iterator[dict[str, Any]]:
