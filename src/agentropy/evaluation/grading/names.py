@@ -10,7 +10,7 @@ from agentropy.evaluation.grading.vocabulary import GREEK
 _LETTER = r"(?:[a-zA-Z]|\\(?:" + "|".join(sorted(GREEK, key=len, reverse=True)) + r")(?![a-zA-Z]))"
 _INDEX = r"(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*'|\s*\^\s*\{?\s*\\prime\s*\}?)*"
 _NAME = re.compile(
-    rf"{_LETTER}{_INDEX}(?:\s*\^\s*\{{?-1\}}?)?(?:\s*\([^()=]*\))?"  # x, x_1, f(x), f^{{-1}}(x), P(A)
+    rf"{_LETTER}{_INDEX}(?:\s*\^\s*\{{?-1\}}?)?(?:\s*\([\w\s,\\]*\))?"  # x, x_1, f(x), f^{{-1}}(x), P(A)
     r"|\\(?:angle|triangle|overline|overrightarrow|vec|measuredangle|mathbf|mathrm|hat|bar)\s*\{?[\w\s]+(?:_\{?\w+\}?)?\}?"
     r"|m?\s*\\angle\s*[\w\s{}]+|[A-Z]{2,4}|\|[A-Z]{1,2}\||\\(?:sin|cos|tan)\s*(?:\\angle)?\s*[A-Z ]+"
     r"|[A-Z](?:\s*\\c[au]p\s*[A-Z])+"

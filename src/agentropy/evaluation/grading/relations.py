@@ -6,6 +6,7 @@ sides has a constant quotient at every test point, so `y = 2x` is `2x - y = 0` a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,9 +105,12 @@ def _same_named(gold: Relation, answer: Relation) -> Equality | None:
     return next((equal for g in wanted for a in given if (equal := same(g, a))), None)
 
 
+_VALUE = re.compile(r"[a-zA-Z]\([a-zA-Z]\)")
+
+
 def _graphs(a: str, b: str) -> bool:
     """Whether both names are those of a function's value: y, f(x), g(x)."""
-    return all(name == "y" or "(" in name for name in (a, b))
+    return all(name == "y" or _VALUE.fullmatch(name) for name in (a, b))
 
 
 def _same_as_inequality(gold: Relation, answer: Answer) -> Equality | None:
@@ -146,7 +150,7 @@ def _difference(relation: Relation) -> Expression | None:
 def _same_equation(gold: Relation, answer: Relation) -> Equality | None:
     """Equal up to a constant factor; for inequalities a positive one, or a negative one with the sign turned."""
     left, right = _difference(gold), _difference(answer)
-    if left is None or right is None:
+    if left is None or right is None or not left.variables or not right.variables:
         return None
     quotient = _constant_quotient(left, right)
     if quotient is None:

@@ -33,8 +33,13 @@ def equal(gold: str, answer: str) -> Equality | None:
     options = [_option(text) for text in (gold, answer)]
     if not any(options):
         return _equal(gold, answer)
-    if all(options):
-        return "equal_exact" if options[0] and options[1] and options[0][0] == options[1][0] else None
+    if options[0] and options[1]:
+        if options[0][0] != options[1][0]:
+            return None
+        try:
+            return _equal(tidy(options[0][1]), tidy(options[1][1]))
+        except Unreadable:
+            return "equal_exact"  # the letters agree
     found = None
     for g in options[0] or (gold,):
         for a in options[1] or (answer,):
