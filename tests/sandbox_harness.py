@@ -168,7 +168,8 @@ async def run_case(sandbox: LocalSandbox, case: dict[str, Any], around: Surround
 async def litter_after_a_while() -> list[Path]:
     """Scratch directories that are still there when cleaning had time to end."""
     for _ in range(100):
-        if not (litter := list(Path(tempfile.gettempdir()).glob(f"agentropy-sandbox-{os.geteuid()}-*/*"))):
+        pattern = f"agentropy-sandbox-{os.geteuid()}-*/*"
+        if not (litter := [*Path(tempfile.gettempdir()).glob(pattern), *Path("/dev/shm").glob(pattern)]):
             break
         await asyncio.sleep(0.05)
     return litter
