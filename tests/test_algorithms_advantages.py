@@ -200,3 +200,10 @@ def test_the_bonus_never_flips_a_sign(advantage: float, z: float, alpha: float, 
 def test_standardisation_over_the_batch_depends_on_the_other_trajectories() -> None:
     quiet, _ = tao(1.0, q_h=0.25, over="batch")
     assert quiet[2] != pytest.approx(1.531405, abs=1e-5)
+
+
+def test_what_is_outside_the_members_neither_counts_nor_gets_an_advantage() -> None:
+    reward = torch.tensor([1.0, 0.0, 0.7, math.nan])
+    members = torch.tensor([True, True, False, False])
+    got = group_normalise(reward, torch.zeros(4, dtype=torch.int64), 1, members)
+    assert got.tolist() == pytest.approx([0.70711, -0.70711, 0.0, 0.0], abs=1e-4)
