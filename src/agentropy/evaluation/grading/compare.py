@@ -137,10 +137,10 @@ def _near(a: Any, b: Any) -> bool:
 
 
 def _same_values(g: Expression, a: Expression, g_number: Number | None, a_number: Number | None) -> Equality | None:
-    integral = g.integral or a.integral
+    whole = integral(g, a)
     compared = 0
-    for index in range(POINTS + 2 * integral):
-        x, y = value_at(g, index, integral), value_at(a, index, integral)
+    for index in range(POINTS + 2 * whole):
+        x, y = value_at(g, index, whole), value_at(a, index, whole)
         if index % 2 and (x is None or y is None or mp.im(x) != 0 or mp.im(y) != 0) and compared:
             continue  # roots and logarithms of negative numbers: identities hold only for positive ones
         if x is None and y is None:
@@ -149,6 +149,11 @@ def _same_values(g: Expression, a: Expression, g_number: Number | None, a_number
             return _as_decimals(g, a, g_number, a_number)
         compared += 1
     return "equal_symbolic" if compared else None
+
+
+def integral(g: Expression, a: Expression) -> bool:
+    """Whether the variables stand for integers: a floor or ceiling is there, and none is called x, y, z, t, …"""
+    return (g.integral or a.integral) and not any(name[0] in "xyztuvwXYZ" for name in g.variables | a.variables)
 
 
 def _near_percent(g: Expression, a: Expression, x: Any, y: Any) -> bool:
@@ -167,9 +172,9 @@ def _as_decimals(g: Expression, a: Expression, g_number: Number | None, a_number
         if x is not None and y is not None:
             found = same_number(x, y)
             return None if found is False else "equal_numeric"
-    integral = g.integral or a.integral
+    whole = integral(g, a)
     for index in range(POINTS):
-        x, y = value_at(g, index, integral), value_at(a, index, integral)
+        x, y = value_at(g, index, whole), value_at(a, index, whole)
         if x is None or y is None or not abs(x - y) <= mp.mpf(10) ** -6 * max(abs(x), abs(y)):
             return None
     return "equal_numeric"
@@ -229,7 +234,10 @@ def _same_items(gold: Answer, answer: Answer) -> Equality | None:
     names = _assignments(wanted)
     if names is not None and len(set(names)) > 1:
         return _same_assignments(wanted, names, given)
-    return unordered([_value_of(g) for g in wanted] if names else wanted, [_value_of(a) for a in given])
+    some, other = _names(wanted), _names(given)
+    if some and other and some != other:
+        return None
+    return unordered([_value_of(g) for g in wanted] if some else wanted, [_value_of(a) for a in given])
 
 
 def _value_of(answer: Answer) -> Answer:
@@ -237,6 +245,10 @@ def _value_of(answer: Answer) -> Answer:
     if isinstance(answer, Relation) and answer.ops == ("=",) and is_name(answer.sides[0]):
         return answer.sides[1]
     return answer
+
+
+def _names(items: Sequence[Answer]) -> set[str]:
+    return {name_of(i.sides[0]) for i in items if isinstance(i, Relation) and i.ops == ("=",) and is_name(i.sides[0])}
 
 
 def _assignments(items: Sequence[Answer]) -> list[str] | None:

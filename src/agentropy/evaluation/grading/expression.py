@@ -348,11 +348,11 @@ class _Parser:
         return False
 
     def command(self, name: str) -> Node:
-        if name in WORD_SYMBOLS:
+        if name in WORD_SYMBOLS and self.peek()[1] != "_":
             return Node("const", name=WORD_SYMBOLS[name])
         if name in FUNCTIONS and name != "sqrt":
             return self.function(name)
-        if name in GREEK:
+        if name in GREEK or name in WORD_SYMBOLS:
             return self.symbol(name)
         if name in IGNORED:
             return self.primary()

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentropy.evaluation.grading.vocabulary import ALGEBRAIC, NOT_UNITS, SHORT_UNITS
+from agentropy.evaluation.grading.vocabulary import ALGEBRAIC, FUNCTIONS, NOT_UNITS, SHORT_UNITS
 
 # A decimal stands for a number when they agree to this relative error ...
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
@@ -96,7 +96,7 @@ def drop_units(text: str) -> str:
         before = text
         if match := _TEXT_UNIT.search(text):
             word = match["word"].strip().lower()
-            unit = word not in ("i", "e") and not NOT_UNITS & set(re.findall("[a-z]+", word))
+            unit = word not in ("i", "e") and not (NOT_UNITS - FUNCTIONS) & set(re.findall("[a-z]+", word))
         elif match := _WORD_UNIT.search(text):
             unit = _is_unit(match["words"], attached=match.start() == match.start("words"))
         if match and match.start() > 0 and unit:
@@ -110,6 +110,8 @@ def _is_unit(words: str, *, attached: bool) -> bool:
     """Whether the words after a number only name what is counted or measured."""
     parts = re.findall("[a-zA-Z]+", words)
     if parts == ["times"] and not attached:  # how often, not a product that lacks its second factor
+        return True
+    if len(parts) == 1 and parts[0] in SHORT_UNITS:
         return True
     if NOT_UNITS & {part.lower() for part in parts}:
         return False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentropy.evaluation.grading.compare import Equality, same, weakest
+from agentropy.evaluation.grading.compare import Equality, integral, same, weakest
 from agentropy.evaluation.grading.evaluate import EQUAL, POINTS, mp, value_at
 from agentropy.evaluation.grading.expression import Expression, Node
 from agentropy.evaluation.grading.names import is_name, name_of
@@ -160,11 +160,11 @@ def _same_equation(gold: Relation, answer: Relation) -> Equality | None:
 
 
 def _constant_quotient(g: Expression, a: Expression) -> Any:
-    integral = g.integral or a.integral
+    whole = integral(g, a)
     quotient: Any = None
     compared = 0
     for index in range(POINTS):
-        x, y = value_at(g, index, integral), value_at(a, index, integral)
+        x, y = value_at(g, index, whole), value_at(a, index, whole)
         if x is None or y is None:
             continue
         if x == 0 or y == 0:

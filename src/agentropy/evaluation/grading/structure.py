@@ -186,8 +186,7 @@ def parse_answer(text: str, *, numbers: bool = True, depth: int = 0) -> Answer:
     if group and not re.search(r"[^\W\d_]", group[1]) and group[1].strip():
         return sub(group[1])
     if depth == 0 and (match := _LEADING_WORDS.fullmatch(text)) and not _HEDGES & set(match[1].lower().split()):
-        # The answer in a sentence: its words name it, as in `\text{Area} = 5`.
-        return Relation((Words(match[1].lower()), sub(match[2])), ("=",))
+        return sub(match[2])  # the answer in a sentence, whose words only name it
     parts = pieces(text)
     if parts[0] == "{" and _enclosed(parts):
         return sub("".join(parts[1:-1]))
@@ -216,8 +215,10 @@ def _single(text: str, parts: list[str], sub: _Sub, numbers: bool) -> Answer:
     if cuts:
         return Union((sub(minus[0]),), tuple(sub(part) for part in minus[1:]))
     union, cups = split_top(parts, frozenset({r"\cup", "∪"}))
-    if not cups and re.search(r"[\])}]\s*[uU]\s*[\[({]", text):
+    if not cups and re.search(r"[\])}]\s*[uU]\s*[\[({\\]", text):
         union, cups = split_top(parts, frozenset({"U", "u"}))
+        if not all("," in part or part.startswith(r"\{") for part in union):
+            cups = []  # a factor of that name
     if cups:
         return Union(tuple(sub(part) for part in union))
     if parts[0] in _OPENERS and _enclosed(parts):
@@ -235,9 +236,14 @@ def _single(text: str, parts: list[str], sub: _Sub, numbers: bool) -> Answer:
     return Scalar(text)
 
 
+_PAIR = re.compile(r"\d{1,3}(?:,\d{3})+")
+
+
 def _bracketed(parts: list[str], sub: _Sub, numbers: bool) -> Answer:
     opener, closer = parts[0], parts[-1]
     inner = "".join(parts[1:-1]).strip()
+    if _PAIR.fullmatch(inner):  # (100,101) is a tuple rather than a number in brackets
+        numbers = False
     if opener == r"\{":
         builder, bars = split_top(parts[1:-1], frozenset({"|", r"\mid", r"\vert", ":"}))
         if len(bars) == 1 and re.search(r"[=<>]|\\(?:in|leq|geq|neq)\b", builder[1]):
@@ -255,6 +261,8 @@ def _bracketed(parts: list[str], sub: _Sub, numbers: bool) -> Answer:
         return Interval(sub(items[0]), sub(items[1]), opener == "(", closer == ")")
     if len(items) > MAX_ITEMS:
         raise Unreadable("too many items")
+    if closer != _OPENERS[opener]:
+        raise Unreadable("brackets don't match")
     return Items("tuple", tuple(sub(item) for item in items))
 
 
