@@ -7,7 +7,7 @@ import string
 from collections import Counter
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentropy.errors import UserError
@@ -39,6 +39,7 @@ def reference_scores(prediction: str, gold: str) -> tuple[float, float]:
     return exact, (2 * precision * recall) / (precision + recall)
 
 
+@settings(deadline=None)
 @given(ANSWERS, ANSWERS)
 @example("", "the")
 @example("yes", "Yes!")
@@ -101,6 +102,7 @@ def test_strict_f1(gold: str, prediction: str, expected: float) -> None:
     assert f1(prediction, gold) == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(ANSWERS, ANSWERS)
 def test_strict_scores_are_consistent(prediction: str, gold: str) -> None:
     score = f1(prediction, gold)
