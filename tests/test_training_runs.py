@@ -170,3 +170,50 @@ def _captured(function: Any, arguments: list[str]) -> tuple[int, str]:
     with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
         code = function(arguments)
     return code, stderr.getvalue()
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama checkpoint with the tokenizer of an embedded agent."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from agentropy.tasks.worlds import warm_start_path
+
+    tokenizer = AutoTokenizer.from_pretrained(warm_start_path("arithmetic"))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=512,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("extra", [["--lora.rank=4", "--loss.kl_coef=0.1"], ["--dtype=bfloat16", "--loss.kl_coef=0.1"]])
+def test_other_models_train_with_lora_and_in_bfloat16(tmp_path: Path, other_model: Path, extra: list[str]) -> None:
+    """tepo-dense and an entropy bonus give a random policy, which is never right, something to learn from."""
+    out = tmp_path / "run"
+    arguments = [f"--model={other_model}", "--world=arithmetic", "--protocol=tags", "--method=grpo", "--steps=2"]
+    arguments += ["--loss.entropy_coef=0.01", "--optim.lr=1e-3", "--rollout.max_new_tokens=24", *extra, *SMALL]
+    run(*arguments, f"--out={out}")
+    metrics = rows(out)
+    assert [m["step"] for m in metrics] == [1, 2]
+    assert all(
+        m["optim/sampler_gap_max"] < (1e-4 if "lora" in extra[0] else 0.2) for m in metrics if m["optim/updates"]
+    )
+    assert (out / "model").is_dir()
+    run(f"--resume={out}", "--steps=3")
+    assert len(rows(out)) == 3

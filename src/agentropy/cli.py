@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from agentropy.errors import UserError
 
 # The order is that of the help page.
-COMMANDS = ("train", "warm_start", "shape", "tasks", "sandbox", "grade", "doctor")
+COMMANDS = ("train", "show", "shape", "grade", "tasks", "warm_start", "sandbox", "doctor")
 
 
 def build_parser() -> argparse.ArgumentParser:

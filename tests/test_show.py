@@ -1,0 +1,75 @@
+"""`agentropy show`: what is printed is what the file says, and hostile text stays text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentropy.cli import main
+from agentropy.training.tokenizer import train_tokenizer
+from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    tokenizer = train_tokenizer(["print(6*7) what is it"] * 3, vocab_size=300, numbers=True)
+    tokenizer.save_pretrained(root / "model")
+
+    def segment(kind: Any, text: str, entropy: float = 0.0, **rest: Any) -> Segment:
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        mine = kind in ("reasoning", "call")
+        values = (entropy,) * len(ids) if mine else None
+        return Segment(kind, ids, values, values, **rest)
+
+    t = Trajectory(
+        "q1",
+        "q1-0",
+        "?",
+        (
+            segment("prompt", "<|user|>6*7?<|assistant|>"),
+            segment("reasoning", "<think>é\u2028 maybe 41</think>", 1.5),
+            segment("call", "<python>print(6*7)</python>", 0.2, calls=(ToolCall("python", {"code": "print(6*7)"}),)),
+            segment("result", "<result>\x1b[31m42\r\x07</result>", results=(ToolResult("42", "ok", seconds=0.004),)),
+            segment("reasoning", "<answer>42</answer>", 0.25),
+        ),
+        "42",
+        1.0,
+        "answer",
+    )
+    (root / "trajectories").mkdir()
+    write_jsonl(root / "trajectories" / "t.jsonl", [t])
+    return root
+
+
+def test_plain(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), "--id", "q1-0"]) == 0
+    out = capsys.readouterr().out
+    assert "q1-0: answer, score 1" in out
+    assert re.search(r"reasoning +H 1\.500 +<think>é.* maybe 41</think>", out)
+    assert "[ok, 4 ms, dH -1.250: effective]" in out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u2028]", out)
+
+
+def test_colours_change_no_text(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(run_directory / "trajectories" / "t.jsonl")
+    main(["show", path])
+    plain = capsys.readouterr().out
+    main(["show", path, "--color", "always"])
+    shaded = capsys.readouterr().out
+    assert "\x1b[38;5;16;48;5;209m" in shaded
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shaded) == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--id", "q9"], "no trajectory 'q9'"), (["--model", "/no/such"], "no tokenizer")],
+)
+def test_what_is_missing_is_said(
+    run_directory: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), *arguments]) == 2
+    assert words in capsys.readouterr().err
