@@ -22,8 +22,8 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def segment(kind: Any, text: str, entropy: float = 0.0, **rest: Any) -> Segment:
         ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         mine = kind in ("reasoning", "call")
-        values = (entropy,) * len(ids) if mine else None
-        return Segment(kind, ids, values, values, **rest)
+        logprobs, entropies = (((-0.5,) * len(ids), (entropy,) * len(ids))) if mine else (None, None)
+        return Segment(kind, ids, logprobs, entropies, **rest)
 
     t = Trajectory(
         "q1",
