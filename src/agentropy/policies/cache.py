@@ -73,8 +73,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             raise ValueError(
                 f"{rows} rows of {columns} columns do not fit a cache of {self.max_rows} x {self.max_columns}"
             )
-        self.keys = [self._resized(x) for x in self.keys]
-        self.values = [self._resized(x) for x in self.values]
+        for store in (self.keys, self.values):
+            for layer, old in enumerate(store):
+                store[layer] = self._resized(old)
 
     def _resized(self, old: Tensor) -> Tensor:
         new = old.new_zeros(self.n_rows, old.shape[1], self.n_columns + 1, old.shape[3])
