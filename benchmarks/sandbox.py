@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import resource
 import statistics
@@ -127,7 +128,7 @@ def summary(waits: list[float], elapsed: float, cpu: float) -> dict[str, float]:
         "calls/s": len(waits) / elapsed,
         "cpu ms": 1000 * cpu / len(waits),
         "p50 ms": 1000 * statistics.median(waits),
-        "p95 ms": 1000 * waits[int(0.95 * (len(waits) - 1))],
+        "p95 ms": 1000 * waits[math.ceil(0.95 * (len(waits) - 1))],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import site
 import socket
@@ -24,6 +25,7 @@ from agentropy.sandbox.results import Capabilities, ExecutionResult, Limits
 from agentropy.sandbox.session import Session
 from agentropy.sandbox.wire import Frames, frame
 
+logger = logging.getLogger(__name__)
 ISOLATIONS = ("strict", "namespaces", "landlock")
 MEGA = 1 << 20
 LONGEST_S = 86_400.0
@@ -92,8 +94,12 @@ class LocalSandbox:
         if self._started is None:
             self._launch()
         assert self._started is not None
-        self._capabilities = await asyncio.shield(self._started)
-        return self._capabilities
+        about = await asyncio.shield(self._started)
+        if about is not self._capabilities:
+            self._capabilities = about
+            grade = logging.WARNING if about.level == "unsafe" else logging.INFO
+            logger.log(grade, "sandbox isolation: %s; not in force: %s", about.level, "; ".join(about.missing) or "-")
+        return about
 
     async def close(self) -> None:
         """End every program and process of this sandbox and wait until they are gone."""
@@ -197,7 +203,8 @@ class LocalSandbox:
             raise
         if answer["status"] == "busy":
             raise SandboxBusy(f"{self.limits.queue} calls are waiting already")
-        return _result(answer)
+        unsafe = self._capabilities is not None and self._capabilities.level == "unsafe"
+        return _result(answer, unsafe)
 
     # --- the supervisor ---
 
@@ -396,7 +403,7 @@ def _refusal(message: dict[str, Any]) -> str:
     )
 
 
-def _result(answer: dict[str, Any]) -> ExecutionResult:
+def _result(answer: dict[str, Any], unsafe: bool) -> ExecutionResult:
     return ExecutionResult(
         status=answer["status"],
         stdout=answer.get("stdout", ""),
@@ -408,6 +415,7 @@ def _result(answer: dict[str, Any]) -> ExecutionResult:
         exit_code=answer.get("exit"),
         truncated=answer.get("truncated", False),
         session_reset=answer.get("reset", False),
+        unsafe=unsafe,
     )
 
 

@@ -56,6 +56,8 @@ class ExecutionResult:
     """Whether the middle of a stream was left out."""
     session_reset: bool = False
     """Whether the session's variables were lost, before or during this call."""
+    unsafe: bool = False
+    """Whether the program ran without the promised isolation (`allow_unsafe=True` on a machine that lacks it)."""
 
     @property
     def ok(self) -> bool:
