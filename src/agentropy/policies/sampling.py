@@ -69,7 +69,7 @@ def sample(
         tokens = tokens.clamp_(max=logits.shape[1] - 1)
     if temperature is not None:
         tokens = torch.where((temperature > 0).unsqueeze(1), tokens, logits.argmax(-1, keepdim=True))
-    # The log-sum is taken off before the sum over the vocabulary: 49,000 float32 probabilities do not quite add up to 1,
+    # The log-sum is taken off before the sum over the vocabulary: 49,000 float32 probabilities do not quite add to 1,
     # and that error would be multiplied by the size of the logits.
     logits = logits.sub_(logits.logsumexp(-1, keepdim=True))
     logprobs = logits.gather(1, tokens).squeeze(1)
