@@ -1,6 +1,6 @@
 """Runs a command as on another machine: as an unprivileged user, under Docker's default limits, without Landlock.
 
-    python tests/sandbox_emulation.py [--nobody] [--docker] [--deny NAME …] -- COMMAND …     (as root)
+    python tests/sandbox_emulation.py [--nobody] [--docker] [--no-capabilities] [--mapped-root] [--deny NAME …] -- COMMAND …     (as root)
 
 `--docker`: the 14 capabilities of Docker's default profile, and EPERM for the calls that profile refuses without
 CAP_SYS_ADMIN. `--deny`: calls that answer ENOSYS, as on a kernel built without them.
@@ -85,15 +85,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nobody", action="store_true")
     parser.add_argument("--docker", action="store_true")
+    parser.add_argument("--no-capabilities", action="store_true", help="as with docker run --cap-drop ALL")
+    parser.add_argument(
+        "--mapped-root", action="store_true", help="root of a user namespace with one user, as rootless podman"
+    )
     parser.add_argument("--deny", nargs="*", default=[], choices=sorted(CALLS))
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.nobody:
         show_interpreter()
-    if args.docker:
+    if args.docker or args.no_capabilities:
+        kept_numbers = DOCKER_CAPABILITIES if args.docker else ()
         for number in range(64):
-            if number not in DOCKER_CAPABILITIES and libc.prctl(23, number, 0, 0, 0) == 1:
+            if number not in kept_numbers and libc.prctl(23, number, 0, 0, 0) == 1:
                 check(libc.prctl(24, number, 0, 0, 0), "bounding set")
     if args.docker or args.deny:
         install_filter(args.docker, args.deny)
@@ -107,6 +112,12 @@ def main() -> None:
         header = struct.pack("=Ii", 0x20080522, 0)
         data = struct.pack("=6I", kept & 0xFFFFFFFF, kept & 0xFFFFFFFF, 0, kept >> 32, kept >> 32, 0)
         check(libc.capset(header, data), "capset")
+    if args.mapped_root:
+        user, group = os.geteuid(), os.getegid()
+        check(libc.unshare(0x10000000), "unshare")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
     os.execv(command[0], command)
 
 

@@ -125,15 +125,15 @@ def _drop_capabilities(keep_dac: bool, libc: ctypes.CDLL) -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def can_read_without_privilege(walls: Walls, user: int | None, trees: list[str]) -> bool:
-    """Whether a process of `user` without capabilities could still import modules; tried in a throw-away child."""
+def can_read(trees: list[str], user: int | None, keep_dac: bool, libc: ctypes.CDLL) -> bool:
+    """Whether a call could be run as `user` (None: as we are) and still import modules; tried in a throw-away child."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             if user is not None:
-                _become(user, False, walls.libc)
-            _drop_capabilities(False, walls.libc)
+                _become(user, keep_dac, libc)
+            _drop_capabilities(keep_dac, libc)
             code = 0 if all(_readable(tree) for tree in trees) else 1
         finally:
             os._exit(code)

@@ -75,16 +75,18 @@ def _build_walls(order: dict[str, Any], libc: ctypes.CDLL) -> tuple[child.Walls,
     if not order["unsafe"] and (ready is None or (not version and jail is None)):
         raise OSError("; ".join(missing))
     rules = child.prepare_rules(version, trees)
-    root = os.geteuid() == 0
-    walls = child.Walls(libc, version, ready, rules, jail, False, root, order["limits"])
+    if not os.path.isdir(os.path.dirname(os.__file__)):
+        raise OSError(f"{sys.base_prefix} can't be shown inside a namespace")
+    # A user of its own for each call is best; a capability to read is kept only where the interpreter needs it.
+    users = [order["first_user"], None] if os.geteuid() == 0 else [None]
+    keeps = [False, True] if _has_capability(child.CAP_DAC_READ_SEARCH) else [False]
     here = [path for path in sys.path if os.path.isdir(path)]
-    if child.can_read_without_privilege(walls, order["first_user"] if root else None, here):
-        return walls, missing
-    if _has_capability(child.CAP_DAC_READ_SEARCH):
-        return child.Walls(libc, version, ready, rules, jail, True, root, order["limits"]), missing
-    if not root:
-        raise OSError(f"this user can't read the interpreter's own files under {sys.base_prefix}")
-    return child.Walls(libc, version, ready, rules, jail, False, False, order["limits"]), missing
+    for user in users:
+        for keep in keeps:
+            if child.can_read(here, user, keep, libc):
+                walls = child.Walls(libc, version, ready, rules, jail, keep, user is not None, order["limits"])
+                return walls, missing
+    raise OSError(f"this user can't read the interpreter's own files under {sys.base_prefix}")
 
 
 def _has_capability(number: int) -> bool:
