@@ -1,6 +1,6 @@
 """Runs a command as on another machine: as an unprivileged user, under Docker's default limits, without Landlock.
 
-    python tests/sandbox_emulation.py [--nobody] [--docker] [--no-capabilities] [--mapped-root] [--deny NAME …] -- COMMAND …     (as root)
+    python tests/sandbox_emulation.py [--nobody] [--docker] [--deny NAME …] … -- COMMAND …     (as root)
 
 `--docker`: the 14 capabilities of Docker's default profile, and EPERM for the calls that profile refuses without
 CAP_SYS_ADMIN. `--deny`: calls that answer ENOSYS, as on a kernel built without them.
@@ -114,6 +114,7 @@ def main() -> None:
         check(libc.capset(header, data), "capset")
     if args.mapped_root:
         user, group = os.geteuid(), os.getegid()
+        libc.prctl(4, 1, 0, 0, 0)  # dumpable again after the change of user: /proc/self is ours
         check(libc.unshare(0x10000000), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
