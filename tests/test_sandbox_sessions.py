@@ -207,6 +207,21 @@ def test_threads_left_behind_do_not_run_between_cells() -> None:
     within(work)
 
 
+def test_a_session_that_pretends_to_wait_is_stopped() -> None:
+    async def work(sandbox: LocalSandbox) -> None:
+        async with sandbox.session() as session:
+            pid = int((await session.run("import os, time; os.getpid()")).stdout)
+            forged = "os.write(3, bytes(13))\nwhile True: pass"
+            assert (await session.run(forged, timeout=60)).status == "ok"
+            deadline = time.monotonic() + 20
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.1)
+            assert (await session.run("1", timeout=0.5)).status == "timeout"
+
+    within(work)
+
+
 def test_closing_ends_the_process_and_later_cells_start_anew() -> None:
     async def work(sandbox: LocalSandbox) -> None:
         session = await sandbox.open_session()

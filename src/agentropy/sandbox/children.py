@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agentropy.sandbox.forkserver import ForkServer
 
 READ_SIZE = 1 << 16
+TICKS = os.sysconf("SC_CLK_TCK")
+IDLE_CPU_S = 0.1
 LOCKED, LOCK_FAILED = 1, 2
 
 
@@ -77,6 +79,7 @@ class Child:
         self.verdict: str | None = None
         self.interrupted = False
         self.stopped = False
+        self.idle_cpu = -1.0
         self.closed = False
         self.scratch: str | None = None
         self.user = -1
@@ -134,10 +137,26 @@ class Child:
 
     def park(self) -> None:
         """Stop a session between cells if it left threads behind: they would use a core that nobody counts."""
+        self.idle_cpu = -1.0
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{self.pid}/task").st_nlink != 3:
-                self.kill(None, signal.SIGSTOP)
-                self.stopped = True
+                self._stop()
+
+    def check_idle(self) -> None:
+        """Stop a session that says it waits for a cell and computes all the same."""
+        if self.stopped:
+            return
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            used = (int(fields[11]) + int(fields[12])) / TICKS
+            if self.idle_cpu < 0:
+                self.idle_cpu = used
+            elif used - self.idle_cpu > IDLE_CPU_S:
+                self._stop()
+
+    def _stop(self) -> None:
+        self.kill(None, signal.SIGSTOP)
+        self.stopped = True
 
     def wake(self) -> None:
         """Undo `park`."""

@@ -21,6 +21,7 @@ GRACE_S = 0.5  # between the interrupt of a cell and the kill of its session
 ANSWER_S = 20.0  # a fork server that takes longer over an order is replaced
 TICK_S = 0.05  # how often scratch directories are measured
 COUNT_S = 5.0  # how often the threads of a shared user are counted
+IDLE_LOOK_S = 1.0  # how often idle sessions are looked after
 USERS = 4096
 
 
@@ -49,6 +50,7 @@ class Runs:
         self._users = list(range(USERS, -1, -1))
         self._scratch: Scratch | None = None
         self._counted = (-COUNT_S, 0)
+        self._looked = 0.0
 
     def busy(self) -> int:
         """How many children run a call."""
@@ -149,6 +151,11 @@ class Runs:
 
     def check(self, now: float) -> ForkServer | None:
         """Stop what is late or uses too much. Returns a fork server that does not answer, if there is one."""
+        if now - self._looked > IDLE_LOOK_S:
+            self._looked = now
+            for child in self._children.values():
+                if child.call is None and child.pid:
+                    child.check_idle()
         for child in list(self._busy.values()):
             if child.pidfd < 0 and now - child.made > ANSWER_S:
                 return child.server

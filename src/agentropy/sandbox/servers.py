@@ -15,7 +15,7 @@ DEATHS, DEATHS_WITHIN_S = 3, 60.0
 
 
 class Servers:
-    """The fork servers `lean` and `full`. `lean` comes first: what it can have decides for both.
+    """The fork servers `lean` and `full`. `lean` comes first and decides for both; `full` starts when wanted.
 
     `hear` gets every report about a child; `test` starts the self-test on a server, whose outcome comes to `judge`;
     `lost` is called when a server is gone; `tell` reaches the client.
@@ -47,6 +47,12 @@ class Servers:
         """The server of this name, if it can take orders."""
         server = self._live.get(name)
         return server if server is not None and server.ready else None
+
+    def want(self, name: str) -> ForkServer | None:
+        """As `ready`, and start it if it is not there: `full` costs a second and 70 MB, which many runs never need."""
+        if self._announced and not self.broken and name not in self._live:
+            self.start(name)
+        return self.ready(name)
 
     def start(self, name: str) -> None:
         """Start a server; it is ready when it has passed its self-test."""
@@ -98,8 +104,6 @@ class Servers:
             self._announced = True
             about = {**server.about, "leaks": leaks, "no_namespaces": self._no_namespaces}
             self._tell({"op": "ready", "about": about, "proven": selftest.proven(out)})
-            if self._config["preload"]:
-                self.start("full")
 
     def lose(self, server: ForkServer, how: str) -> None:
         """End a server and start what comes in its place, if anything."""

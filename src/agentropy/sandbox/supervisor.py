@@ -155,7 +155,7 @@ class Supervisor:
             ready = [
                 (queue[0].submitted, name)
                 for name, queue in self._queues.items()
-                if queue and (name == "cell" or self._servers.ready(name) is not None)
+                if queue and (name == "cell" or self._servers.want(name) is not None)
             ]
             if not ready:
                 return
