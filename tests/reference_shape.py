@@ -55,7 +55,7 @@ def is_lost(t: Trajectory) -> bool:
 def is_void(t: Trajectory) -> bool:
     if t.stop == "void":
         return True
-    cut = t.stop in ("max_tokens", "context_full")
+    cut = t.stop in ("max_tokens", "context_full", "max_turns")
     last = [s for s in t.segments if s.kind != "prompt"][-1:]
     return cut and bool(last) and last[0].is_model and not turns_of(t)[-1].wrote_call
 

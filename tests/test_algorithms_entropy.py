@@ -73,6 +73,13 @@ def test_change_over_three_calls() -> None:
     assert change.reducing.tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize(("before", "after"), [([0.1, 0.3], [0.2]), ([0.1, 0.2, 0.3], [0.2]), ([0.2], [0.1, 0.2, 0.3])])
+def test_rounding_is_no_reduction(before: list[float], after: list[float]) -> None:
+    change = entropy_change(make_batch([trajectory([(before, [9], ["ok"]), (after, [], [])])]))
+    assert change.change.tolist() == [0.0]
+    assert change.reducing.tolist() == [False]
+
+
 def test_segment_entropy_is_a_mean_over_reasoning_tokens_and_can_take_in_the_call() -> None:
     batch = make_batch([trajectory([([0.3, 1.1], [0.2, 0.1], ["ok"]), ([0.1, 0.05], [], [])])])
     checked = typed(turn_entropy, "Float64 u", batch=object, include_call_tokens=bool)
@@ -164,4 +171,4 @@ def test_standardised_entropy_over_a_trajectory_or_the_batch() -> None:
 
 def test_equal_entropies_are_all_zero() -> None:
     batch = make_batch([trajectory([([0.7, 0.7, 0.7], [], [])])])
-    assert normalised_entropy(batch, torch.tensor([True])).tolist() == [0.0] * batch.n_tokens
+    assert normalised_entropy(batch, torch.tensor([True])).tolist() == pytest.approx([0.0] * batch.n_tokens, abs=1e-7)

@@ -19,7 +19,7 @@ def test_the_documented_example() -> None:
     assert batch.is_model.tolist() == [False] * 3 + [True] * 4 + [False] + [True] * 2
     assert batch.turn_of.tolist() == [-1, -1, -1, 0, 0, 0, 0, -1, 1, 1]
     assert batch.segment_of.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 4, 4]
-    expected = torch.tensor([0, 0, 0, 0.3, 1.1, 0.2, 0.1, 0, 0.1, 0.05])
+    expected = torch.tensor([0, 0, 0, 0.3, 1.1, 0.2, 0.1, 0, 0.1, 0.05], dtype=torch.float64)
     torch.testing.assert_close(batch.entropies, expected)
     assert batch.call_status.tolist() == [OK]
     assert batch.call_turn.tolist() == [0]
@@ -102,11 +102,13 @@ def test_lost_truncated_and_void() -> None:
         trajectory([([1.0], [], [])], 0.0, stop="max_tokens"),
         trajectory([([1.0], [1.0], ["ok"])], 0.0, stop="context_full"),
         trajectory([([1.0], [], [])], 0.0, stop="void"),
+        trajectory([([1.0], [1.0], ["ok"]), ([1.0], [], [])], 0.0, stop="max_turns"),
+        trajectory([([1.0], [1.0], ["ok"]), ([1.0], [1.0], ["ok"])], 0.0, stop="max_turns"),
     ]
     batch = make_batch(rows)
-    assert batch.lost.tolist() == [False, True, True, True, False, False, False]
-    assert batch.truncated.tolist() == [False, False, False, False, True, True, False]
-    assert batch.void.tolist() == [False, False, False, False, True, False, True]
+    assert batch.lost.tolist() == [False, True, True, True, False, False, False, False, False]
+    assert batch.truncated.tolist() == [False, False, False, False, True, True, False, False, False]
+    assert batch.void.tolist() == [False, False, False, False, True, False, True, True, False]
 
 
 def test_missing_logprobs_entropies_and_estimates_are_told() -> None:

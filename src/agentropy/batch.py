@@ -28,7 +28,8 @@ class Batch:
     Tokens, in the order of the trajectories:
       tokens[T]         int64, the ids as sampled or as fed
       logprobs[T]       float32, log-probability of a model token under the policy that sampled it; 0 elsewhere
-      entropies[T]      float32, nats, of the distribution that the token was sampled from; 0 elsewhere
+      entropies[T]      float64, nats, of the distribution that the token was sampled from; 0 elsewhere. Not float32:
+                        whether a change of their means is below 0 must not hang on how a decimal was rounded
       is_model[T]       bool, True where the policy sampled the token
       kind_of[T]        int64, PROMPT, REASONING, CALL or RESULT
       segment_of[T]     int64, index into segments (over the whole batch)
@@ -36,7 +37,7 @@ class Batch:
       turn_of[T]        int64, index into turns; -1 for prompt and result tokens
     Trajectories:
       group_of[N]       int64, trajectories of one question share a group, numbered by first appearance
-      score[N]          float32, the outcome in [0, 1]; NaN where it could not be graded
+      score[N]          float64, the outcome in [0, 1]; NaN where it could not be graded
       truncated[N]      bool, True where a length limit cut the trajectory off (the engine's word, never a padded width)
       void[N]           bool, True where a turn has neither a complete call nor an answer (SimpleTIR)
       lost[N]           bool, True where a fault of ours (status `lost`, stop `error`, no score) spoils the trajectory
@@ -167,8 +168,10 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         group_of.append(group_index.setdefault(t.question_id, len(group_index)))
         score.append(float("nan") if t.score is None else t.score)
         truncated.append(cut)
-        cut_void = cut and ends_in_turn and not wrote_call and t.answer is None
-        void.append(t.stop == "void" or skipped_call or cut_void)
+        # A limit ended a turn of plain text; what stopped with "answer" has one, even if its text was not recorded.
+        limited = cut or t.stop == "max_turns"
+        last_void = limited and ends_in_turn and not wrote_call and t.answer is None
+        void.append(t.stop == "void" or skipped_call or last_void)
         lost.append(t.stop == "error" or t.score is None or LOST in statuses)
         starts["token"].append(len(rows["tokens"]))
         starts["turn"].append(len(turn_trajectory))
@@ -184,14 +187,14 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     return Batch(
         tokens=long(rows["tokens"]),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
-        entropies=torch.tensor(entropies, dtype=torch.float32),
+        entropies=torch.tensor(entropies, dtype=torch.float64),
         is_model=(kind_of == REASONING) | (kind_of == CALL),
         kind_of=kind_of,
         segment_of=long(rows["segment"]),
         trajectory_of=long(rows["trajectory"]),
         turn_of=long(rows["turn"]),
         group_of=long(group_of),
-        score=torch.tensor(score, dtype=torch.float32),
+        score=torch.tensor(score, dtype=torch.float64),
         truncated=flags(truncated),
         void=flags(void),
         lost=flags(lost),

@@ -241,19 +241,25 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
             raise UserError(f"segment {i}: {error}") from None
     trajectory = Trajectory(
         question_id=str(data["question_id"]),
-        trajectory_id=str(data.get("trajectory_id", data["question_id"])),
-        question=str(data.get("question", "")),
+        trajectory_id=str(_given(data, "trajectory_id", data["question_id"])),
+        question=str(_given(data, "question", "")),
         segments=tuple(parsed),
         answer=None if answer is None else str(answer),
         score=_number(data, "score"),
-        stop=data.get("stop", "answer" if answer is not None else "void"),
-        entropy_kind=data.get("entropy_kind", "exact"),
+        stop=_given(data, "stop", "answer" if answer is not None else "void"),
+        entropy_kind=_given(data, "entropy_kind", "exact"),
         parent_id=None if parent_id is None else str(parent_id),
         fork_at=fork_at,
         extra={k: v for k, v in data.items() if k not in _TRAJECTORY_KEYS},
     )
     check_results(trajectory)
     return trajectory
+
+
+def _given(data: Mapping[str, Any], key: str, default: Any) -> Any:
+    """The value of a key; null counts as missing."""
+    value = data.get(key)
+    return default if value is None else value
 
 
 def _segment_from_json(data: Any) -> Segment:
@@ -320,7 +326,7 @@ def _call_from_json(data: Mapping[str, Any]) -> ToolCall:
     if not isinstance(arguments, Mapping):
         arguments = {} if arguments is None else {"value": arguments}
     error = data.get("error")
-    return ToolCall(str(data.get("tool", "")), arguments, None if error is None else str(error))
+    return ToolCall(str(_given(data, "tool", "")), arguments, None if error is None else str(error))
 
 
 def _result_from_json(data: Mapping[str, Any]) -> ToolResult:
@@ -328,7 +334,7 @@ def _result_from_json(data: Mapping[str, Any]) -> ToolResult:
     if status not in STATUSES:
         raise UserError(f"result status {status!r} is none of {', '.join(STATUSES)}")
     return ToolResult(
-        content=str(data.get("output", "")),
+        content=str(_given(data, "output", "")),
         status=status,
         reward=_number(data, "reward"),
         stop=bool(data.get("stop", False)),

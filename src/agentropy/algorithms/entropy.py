@@ -21,6 +21,10 @@ Over = Literal["trajectory", "batch"]
 """Which model tokens the entropy is standardised over: those of its trajectory, or of all kept trajectories."""
 
 
+ROUNDING = 1e-12
+"""Nats; means of equal entropies in another order or number differ by less than this."""
+
+
 def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """`H = logsumexp(z) - sum_v p_v z_v` of `z = logits / temperature`.
 
@@ -63,7 +67,7 @@ def turn_entropy(batch: Batch, include_call_tokens: bool = False) -> Tensor:
 class EntropyChange:
     """Change of segment entropy over each executed call (TEPO).
 
-    change[C]    float64, `dH_k = H(r_k) - H(r_{k-1})`, nats; NaN where undefined
+    change[C]    float64, `dH_k = H(r_k) - H(r_{k-1})`, nats; NaN where undefined, 0 where it is mere rounding
     relative[C]  float64, `dH_k / (H(r_{k-1}) + 1e-8)`; NaN where undefined
     reducing[C]  bool, `I_k`: True iff dH_k < 0; False where undefined
     """
@@ -89,6 +93,7 @@ def entropy_change(batch: Batch, include_call_tokens: bool = False) -> EntropyCh
     follows = batch.turn_trajectory[1:] == batch.turn_trajectory[:-1]
     after = torch.cat([torch.where(follows, entropy[1:], nan), nan])[: batch.n_turns]
     change = (after - before)[batch.call_turn]
+    change = torch.where(change.abs() <= ROUNDING, torch.zeros_like(change), change)  # NaN stays NaN
     return EntropyChange(
         change=change,
         relative=change / (before[batch.call_turn] + 1e-8),

@@ -17,7 +17,7 @@ ZeroCall = Literal["f1", "zero"]
 
 @dataclass(frozen=True)
 class Rewards:
-    """`trajectory[N]` and `turn[U]`, float32; NaN where the trajectory could not be graded."""
+    """`trajectory[N]` and `turn[U]`, float64; NaN where the trajectory could not be graded."""
 
     trajectory: Tensor
     turn: Tensor
@@ -38,7 +38,7 @@ def tepo_sparse(batch: Batch, reducing: Tensor, zero_call: ZeroCall = "f1") -> R
     n = segment_count(batch.call_trajectory, batch.n_trajectories)
     m = segment_count(batch.call_trajectory, batch.n_trajectories, reducing)
     no_call = torch.full_like(batch.score, 1.0 if zero_call == "f1" else 0.0)
-    reward = batch.score * torch.where(n > 0, m / n.clamp(min=1), no_call)
+    reward = torch.where(n > 0, batch.score * m / n.clamp(min=1), batch.score * no_call)
     return Rewards(reward, reward[batch.turn_trajectory])
 
 
