@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -149,6 +150,64 @@ def test_a_batch_without_signal_makes_no_update(model: Any) -> None:
         if name != "tepo-dense":  # its turns still differ
             assert metrics["optim/updates"] == 0
             assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("coefficient", ["kl_coef", "entropy_coef"])
+def test_penalties_pull_on_a_batch_without_signal(model: Any, coefficient: str) -> None:
+    batch = make_batch([dataclasses.replace(t, score=1.0) for t in trajectories(model)])
+    method = make_method("grpo", **{coefficient: 0.1})
+    recorder = Recorder(model.parameters())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    metrics = update(
+        model, recorder, method, batch, method.shape(batch), options(minibatches=1), seed=0, reference_model=other
+    )
+    assert metrics["optim/updates"] == 1
+    assert metrics["optim/grad_norm"] > 1e-4
+
+
+def test_dropout_hangs_on_the_seed_of_the_step_alone(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    batch = make_batch(trajectories(model))
+    method = make_method("grpo")
+    torch.manual_seed(1)
+    first = gradients(model, batch, method)
+    torch.manual_seed(2)
+    again = gradients(model, batch, method)
+    assert all(torch.equal(u, v) for x, y in zip(first, again, strict=True) for u, v in zip(x, y, strict=True))
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.0
+    without = gradients(model, batch, method)
+    assert not all(torch.equal(u, v) for x, y in zip(first, without, strict=True) for u, v in zip(x, y, strict=True))
+
+
+def test_trajectories_without_a_token_of_the_policy_cost_nothing(model: Any) -> None:
+    """The prompt alone may be longer than the model's window."""
+    rows = trajectories(model)
+    prompt_only = [
+        Trajectory(f"q{q}", f"q{q}-x", "", (Segment("prompt", (1,) * 5000),), None, 0.0, "context_full")
+        for q in range(4)
+    ]
+    method = make_method("grpo")
+    metrics = {}
+    for micro in (10_000, 1):
+        batch = make_batch([*rows, *prompt_only])
+        recorder = Recorder(model.parameters())
+        metrics = update(model, recorder, method, batch, method.shape(batch), options(micro_batch_tokens=micro), seed=1)
+        assert len(recorder.seen) == 2
+    assert metrics["optim/skipped_not_finite"] == 0
+
+
+def test_nothing_at_all_is_no_update(model: Any) -> None:
+    batch = make_batch([])
+    for name in ("grpo", "tao-rl", "tepo-sparse"):
+        method = make_method(name)
+        metrics = update(model, Recorder(model.parameters()), method, batch, method.shape(batch), options(), seed=1)
+        assert metrics["optim/updates"] == 0
+        assert metrics["optim/skipped_empty"] >= 1
 
 
 def test_a_gradient_that_is_not_finite_is_counted_and_skipped(model: Any) -> None:

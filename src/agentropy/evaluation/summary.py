@@ -12,7 +12,7 @@ import torch
 from agentropy.algorithms.entropy import entropy_change, post_tool_mask
 from agentropy.batch import Batch, make_batch
 from agentropy.evaluation.metrics import code_lines, pass_at_k
-from agentropy.trajectory import STOPS, ToolCall, Trajectory
+from agentropy.trajectory import STOPS, ToolCall, ToolResult, Trajectory
 
 
 def mean(values: Sequence[float]) -> float:
@@ -32,14 +32,15 @@ def rollout_metrics(trajectories: Sequence[Trajectory], batch: Batch | None = No
     counted = ~batch.lost[batch.call_trajectory]
     defined = counted & ~torch.isnan(changes.change)
     entropy = batch.entropies
-    model = batch.is_model
-    post = post_tool_mask(batch)
+    model = batch.is_model & ~batch.lost[batch.trajectory_of]
+    post = model & post_tool_mask(batch)
     other = model & ~post
 
     def over(mask: torch.Tensor) -> float:
         return float(entropy[mask].mean()) if bool(mask.any()) else math.nan
 
-    lines = [code_lines(str(c.arguments["code"])) for t in good for c in executed_calls(t) if "code" in c.arguments]
+    programs = [(c, r) for t in good for c, r in executed_calls(t) if "code" in c.arguments]
+    lines = [(float(code_lines(str(c.arguments["code"])).stripped), r.status == "ok") for c, r in programs]
     out = {
         "reward/accuracy": mean(scores),
         "reward/solved": mean([float(s >= 0.5) for s in scores]),
@@ -52,27 +53,33 @@ def rollout_metrics(trajectories: Sequence[Trajectory], batch: Batch | None = No
         ),
         "tool/effective_ratio": float(changes.reducing[counted].float().mean()) if bool(counted.any()) else math.nan,
         "tool/entropy_change": float(changes.change[defined].mean()) if bool(defined.any()) else math.nan,
-        "tool/code_lines": mean([float(line.stripped) for line in lines]),
+        "tool/code_lines": mean([n for n, _ in lines]),
+        "tool/code_lines_ok": mean([n for n, ok in lines if ok]),
         "tool/lost_trajectories": float(len(trajectories) - len(good)),
         "entropy/model": over(model),
         "entropy/post_tool": over(post),
         "entropy/other": over(other),
         "length/model_tokens": mean([float(t.model_tokens) for t in good]),
         "length/all_tokens": mean([float(len(t.ids)) for t in good]),
-        "length/turns": batch.n_turns / max(batch.n_trajectories, 1),
+        "length/turns": mean((batch.turn_start.diff()[~batch.lost]).tolist()),
     }
     for reason in STOPS:
         out[f"stop/{reason}"] = stops[reason] / len(trajectories) if trajectories else math.nan
     return out
 
 
-def executed_calls(t: Trajectory) -> Iterator[ToolCall]:
-    """The calls that were run: those that a result follows."""
+def executed_calls(t: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
+    """The calls that were run, those that a result follows, each with its result; a call that was not recorded is
+    one to a tool without a name."""
     waiting: list[ToolCall] = []
+    after_result = True
     for s in t.segments:
+        if s.is_model and after_result:
+            waiting, after_result = [], False  # a call of an earlier turn that never ran gets no later result
         waiting += s.calls
-        for _ in s.results:
-            yield waiting.pop(0)
+        for r in s.results:
+            yield (waiting.pop(0) if waiting else ToolCall("")), r
+        after_result = after_result or s.kind == "result"
 
 
 def question_scores(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ and a step then trains on what it has. Nothing is ever duplicated to fill a batc
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,12 @@ from agentropy.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Collected:
-    """What a step has to learn from. `sampled` is everything that was drawn; `batch` and `shaped` cover the groups
-    that go into the update (all of them where the method removes no groups)."""
+    """What a step has to learn from. `sampled` is everything that was drawn, `filtered` what the filters made of it
+    (the `filter/` metrics of `Shaped`); `batch` and `shaped` cover the groups that go into the update (all of them
+    where the method removes no groups)."""
 
     sampled: list[Trajectory]
+    filtered: dict[str, float]
     batch: Batch
     shaped: Shaped
     trajectories: list[Trajectory]
@@ -35,10 +38,18 @@ class Collected:
 
 
 def attempts_for(tasks: Sequence[Task], samples: int, seed: int, tag: str) -> list[Attempt]:
-    """`samples` attempts at each task. Trajectory seeds hang on (seed, tag, question, sample) alone."""
-    return [
-        Attempt(task, f"{task.id}/{tag}/{k}", derive(seed, tag, task.id, k)) for task in tasks for k in range(samples)
-    ]
+    """`samples` attempts at each task. Trajectory seeds hang on (seed, tag, question, sample) alone.
+
+    A question that occurs again (small sets of questions do, within a batch) goes on counting its samples, or its
+    trajectories would be the first ones once more.
+    """
+    attempts: list[Attempt] = []
+    drawn: Counter[str] = Counter()
+    for task in tasks:
+        for k in range(drawn[task.id], drawn[task.id] + samples):
+            attempts.append(Attempt(task, f"{task.id}/{tag}/{k}", derive(seed, tag, task.id, k)))
+        drawn[task.id] += samples
+    return attempts
 
 
 async def collect(
@@ -79,4 +90,7 @@ async def collect(
         want = questions - len(groups)
     trajectories = [t for g in groups[:questions] for t in g]
     batch = make_batch(trajectories)
-    return Collected(sampled, batch, method.shape(batch), trajectories, rounds, drawn)
+    shaped = method.shape(batch)
+    over = shaped if len(trajectories) == len(sampled) else method.shape(make_batch(sampled))
+    filtered = {k: v for k, v in over.metrics.items() if k.startswith("filter/")}
+    return Collected(sampled, filtered, batch, shaped, trajectories, rounds, drawn)

@@ -30,8 +30,8 @@ from agentropy.training.setup import Setup
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
 
-# What the filters and the bonus did: over the batch of the update, where rollout_metrics covers all that was sampled.
-SHAPED_PREFIXES = ("filter/", "entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
+# What was made of the batch of the update, where rollout_metrics and the filters' counts cover all that was sampled.
+SHAPED_PREFIXES = ("entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
 
 
 class Stopped(Exception):
@@ -137,7 +137,7 @@ class Trainer:
         o = self.config.optim
         for group in self.optimizer.param_groups:
             group["lr"] = self.setup.lr * min(1.0, (before.step + 1) / max(o.warmup_steps, 1))
-        metrics = rollout_metrics(collected.sampled)
+        metrics = rollout_metrics(collected.sampled) | collected.filtered
         metrics |= {k: v for k, v in collected.shaped.metrics.items() if k.startswith(SHAPED_PREFIXES)}
         metrics |= update(
             self.setup.model,
@@ -156,6 +156,8 @@ class Trainer:
         self.progress.tokens += tokens
         self.progress.seconds += seconds
         metrics |= {
+            "batch/trajectories": float(collected.shaped.kept.sum()),
+            "batch/questions": float(collected.batch.n_groups),
             "filter/questions_sampled": float(collected.questions),
             "filter/rounds": float(collected.rounds),
             "time/rollout": self._rollout_seconds,

@@ -74,13 +74,16 @@ def update(
     An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
     `reference_model` is a frozen copy for the KL term; None takes the base below the LoRA weights.
     """
-    learned = shaped.loss_mask & (shaped.advantages != 0)
+    # The KL penalty and the entropy bonus pull on every token of the loss, whatever its advantage.
+    regularised = bool(method.loss.kl_coef or method.loss.entropy_coef)
+    learned = shaped.loss_mask if regularised else shaped.loss_mask & (shaped.advantages != 0)
     total: LossStats | None = None
     norms: list[float] = []
     losses: list[float] = []
     skipped = empty = 0
     gaps: list[Tensor] = []
     model.train()
+    torch.manual_seed(derive(seed, "dropout"))  # else a resumed run would drop out other units
     for epoch in range(options.epochs):
         for rows in deal(batch, options.minibatches, derive(seed, "minibatches", epoch)):
             mask = shaped.loss_mask & torch.isin(batch.trajectory_of, rows)
@@ -88,7 +91,7 @@ def update(
                 empty += 1
                 continue
             weights = method.token_weights(batch, mask)
-            chosen = [int(i) for i in rows if bool(shaped.kept[i])]
+            chosen = [int(i) for i in torch.unique(batch.trajectory_of[mask])]
             lengths = [int(batch.token_start[i + 1] - batch.token_start[i]) for i in chosen]
             loss_sum = 0.0
             optimizer.zero_grad(set_to_none=True)
