@@ -23,6 +23,7 @@ import types
 from typing import Any
 
 HERE = __file__
+LONGEST_REPORT = 200_000
 MOST_FRAMES = 1100  # a little more than the default recursion limit
 
 # A program may patch what it likes, so this module keeps builtins of its own, and copies of what formats a traceback.
@@ -152,6 +153,9 @@ def _report(error: BaseException) -> None:
             text = f"{name}: {error}\n"
         except BaseException:
             text = f"{name}\n"
+    if len(text) > LONGEST_REPORT:  # a failure stays an error, however long its message
+        half, left_out = LONGEST_REPORT // 2, len(text) - LONGEST_REPORT
+        text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
     _write_error(text.encode("utf-8", "backslashreplace"))
 
 
