@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -87,6 +88,20 @@ def test_undefined_changes_are_null(tmp_path: Path) -> None:
     assert row["entropy_reducing"] == [False, True]
 
 
+def test_one_trajectory_without_entropies_leaves_the_others_theirs(tmp_path: Path) -> None:
+    turns = [([1.0], [1.0], ["ok"]), ([0.5], [], [])]
+    rows = [trajectory(turns), trajectory(turns, 0.0, with_entropies=False)]
+    half = rows[0].segments  # the second turn's entropies were not recorded, and no earlier turn stands in for it
+    lacking = dataclasses.replace(half[-1], entropies=None)
+    more = [([2.0], [1.0], ["ok"]), ([0.1], [], [])]
+    longer = dataclasses.replace(rows[0], segments=(*half[:-1], lacking, *trajectory(more).segments[2:]))
+    write_jsonl(tmp_path / "t.jsonl", [*rows, longer])
+    out = shaped(tmp_path / "t.jsonl", "--method", "grpo")
+    assert [row["entropy_change"] for row in out] == [[-0.5], [None], [None, None]]
+    assert [row["entropy_reducing"] for row in out] == [[True], [False], [False, False]]
+    assert all(row["kept"] for row in out)
+
+
 def test_lines_come_in_the_order_of_the_file(tmp_path: Path) -> None:
     rows = [trajectory([([1.0], [], [])], float(i % 2), question=f"q{i % 3}", name=str(i)) for i in range(9)]
     write_jsonl(tmp_path / "t.jsonl", rows)
@@ -130,7 +145,7 @@ def test_missing_entropies_are_named_by_line(tmp_path: Path) -> None:
     write_jsonl(path, rows(with_entropies=False))
     assert f"{path}, line 2: trajectory 'b' has model tokens without 'entropies'" in error(path, "--method", "tao-rl")
     assert all(row["kept"] for row in shaped(path, "--method", "tao-rl", "--bonus", "false"))
-    assert shaped(path, "--method", "grpo")[0]["entropy_change"] == [None]
+    assert [row["entropy_change"] for row in shaped(path, "--method", "grpo")] == [[-0.5], [None]]
     write_jsonl(path, rows(entropy_kind="top-k"))
     assert "line 2: trajectory 'b' has top-k estimates" in error(path, "--method", "tepo-sparse")
     accepted = shaped(path, "--method", "tepo-sparse", "--accept-estimates", "true")

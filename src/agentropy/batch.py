@@ -8,6 +8,7 @@ True means where it is declared. Everything is on the CPU until `to` moves it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,9 @@ class Batch:
     Tokens, in the order of the trajectories:
       tokens[T]         int64, the ids as sampled or as fed
       logprobs[T]       float32, log-probability of a model token under the policy that sampled it; 0 elsewhere
-      entropies[T]      float64, nats, of the distribution that the token was sampled from; 0 elsewhere. Not float32:
-                        whether a change of their means is below 0 must not hang on how a decimal was rounded
+      entropies[T]      float64, nats, of the distribution that the token was sampled from; NaN where it was not
+                        recorded, 0 outside the model's tokens. Not float32: whether a change of their means is
+                        below 0 must not hang on how a decimal was rounded
       is_model[T]       bool, True where the policy sampled the token
       kind_of[T]        int64, PROMPT, REASONING, CALL or RESULT
       segment_of[T]     int64, index into segments (over the whole batch)
@@ -160,7 +162,8 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
             rows["trajectory"].extend([i] * n)
             rows["turn"].extend([turn] * n)
             logprobs.extend(s.logprobs if s.is_model and s.logprobs is not None else [0.0] * n)
-            entropies.extend(s.entropies if s.is_model and s.entropies is not None else [0.0] * n)
+            unknown = math.nan if s.is_model else 0.0
+            entropies.extend(s.entropies if s.is_model and s.entropies is not None else [unknown] * n)
             n_segments += 1
         statuses = [status for _, _, status in calls[first_call:]]
         ends_in_turn = len(turn_trajectory) > first_turn and not after_result

@@ -57,10 +57,14 @@ def turn_entropy(batch: Batch, include_call_tokens: bool = False) -> Tensor:
 
     Args:
         include_call_tokens: also average over the tokens that write the call.
-    Returns: `[U]` float64, nats; NaN for a turn without such a token.
+    Returns: `[U]` float64, nats; NaN for a turn without such a token, or with one whose entropy is not known.
     """
-    counted = batch.is_model if include_call_tokens else batch.kind_of == REASONING
+    counted = _counted(batch, include_call_tokens)
     return segment_mean(batch.entropies, batch.turn_of, batch.n_turns, counted)
+
+
+def _counted(batch: Batch, include_call_tokens: bool) -> Tensor:
+    return batch.is_model if include_call_tokens else batch.kind_of == REASONING
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,13 @@ def entropy_change(batch: Batch, include_call_tokens: bool = False) -> EntropyCh
     """How each call changed the entropy of the agent's reasoning; parallel calls of a turn share one change.
 
     Where r_{k-1} has no token the nearest earlier non-empty segment of the trajectory stands in for it. With none, or
-    with r_k empty or missing, the change is undefined.
+    with r_k empty or missing, the change is undefined; so it is where an entropy of either was not recorded.
     """
     entropy = turn_entropy(batch, include_call_tokens)
     nan = entropy.new_full((1,), float("nan"))
     turns = torch.arange(batch.n_turns, device=entropy.device)
-    filled = torch.where(entropy.isnan(), -1, turns)
+    size = segment_count(batch.turn_of, batch.n_turns, _counted(batch, include_call_tokens))
+    filled = torch.where(size == 0, -1, turns)
     latest = filled.cummax(0).values if batch.n_turns else filled  # the nearest non-empty turn up to this one
     first = batch.turn_start[:-1][batch.turn_trajectory]
     before = torch.where(latest >= first, entropy[latest.clamp(min=0)], nan)

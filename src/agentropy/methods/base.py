@@ -109,7 +109,7 @@ class Method:
         """
         self._check_inputs(batch)
         with torch.no_grad():
-            change = self._entropy_change(batch)
+            change = entropy_change(batch, self.include_call_tokens)
             rewards = self.reward(batch, change)
             selection = select_found(batch)
             for narrow in self.filters:
@@ -155,9 +155,3 @@ class Method:
                 f"method {self.name} needs exact entropies, and some are top-k estimates: "
                 "record full-vocabulary entropies, or set accept_estimates=true"
             )
-
-    def _entropy_change(self, batch: Batch) -> EntropyChange:
-        if batch.has_entropies:
-            return entropy_change(batch, self.include_call_tokens)
-        unknown = torch.full(batch.call_turn.shape, float("nan"), dtype=torch.float64, device=batch.call_turn.device)
-        return EntropyChange(unknown, unknown, torch.zeros_like(batch.call_turn, dtype=torch.bool))
