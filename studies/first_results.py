@@ -51,7 +51,7 @@ def train(out: Path, world: str, method: str, seed: int, steps: int) -> None:
         command += ["--resume", str(directory)]
     else:
         command += ["--world", world, "--method", method, "--seed", str(seed), "--steps", str(steps)]
-        command += ["--out", str(directory), "--evaluation.questions", "256"]
+        command += ["--out", str(directory), "--evaluation.questions", "128"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with (out / f"{directory.name}.log").open("a") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT).returncode
