@@ -52,6 +52,42 @@ def test_values_and_gradients_equal_the_models_own(kind: str, monkeypatch: pytes
         torch.testing.assert_close(a, b, atol=2e-3 * float(b.abs().max()) + 1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_prompts_change_neither_values_nor_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "SMALL_FORWARD", 40)
+    model, rng = tiny_model(kind), random.Random(3)
+    heads = [[rng.randrange(VOCAB) for _ in range(n)] for n in (9, 14, 5)]
+    rows = [(heads[i % 3], [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))]) for i in range(9)]
+    sequences, prompts = [head + tail for head, tail in rows], [len(head) for head, _ in rows]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    apart, together = score(model, sequences), score(model, sequences, prompts=prompts)
+    assert apart.entropies is not None
+    assert together.entropies is not None
+    torch.testing.assert_close(together.logprobs, apart.logprobs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(together.entropies, apart.entropies, atol=1e-5, rtol=1e-4)
+    weights = torch.randn(len(apart.logprobs), generator=torch.Generator().manual_seed(1))
+    ours = torch.autograd.grad((together.logprobs * weights).sum(), trained)
+    theirs = torch.autograd.grad((apart.logprobs * weights).sum(), trained)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3 * float(b.abs().max()) + 1e-5, rtol=1e-3)
+
+
+def test_a_shared_prompt_is_computed_once() -> None:
+    model, head = tiny_model("qwen3"), list(range(20))
+    parts, computed = split_model(model), 0
+
+    def count(module: torch.nn.Module, args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        nonlocal computed
+        computed += kwargs["input_ids"].numel()
+
+    parts.decoder.register_forward_pre_hook(count, with_kwargs=True)
+    score(parts, [[*head, i] for i in range(8)], prompts=[20] * 8)
+    assert computed == 20 + 8
+    computed = 0
+    score(parts, [[i, *head] for i in range(8)], prompts=[20] * 8)  # nothing in common
+    assert computed == 8 * 21
+
+
 def test_only_the_tokens_asked_for_are_scored() -> None:
     model, sequences = tiny_model("qwen3"), ragged()
     everything = score(model, sequences)

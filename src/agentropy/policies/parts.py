@@ -57,12 +57,13 @@ class ModelParts:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def masks(self, queries: Tensor, columns: int, dtype: torch.dtype) -> Mask:
+    def masks(self, queries: Tensor, columns: int | Tensor, dtype: torch.dtype) -> Mask:
         """Additive masks `[B, 1, Q, columns]` for queries at positions `queries[B, Q]`: 0 where a key may be seen.
 
-        A column is a position, so a row sees the columns up to its own position, within the window of the layer.
+        A row sees the positions up to its own, within the window of the layer. `columns` is their number where a column
+        is a position, else the position of each, `[B, columns]`.
         """
-        key = torch.arange(columns, device=queries.device)
+        key = torch.arange(columns, device=queries.device) if isinstance(columns, int) else columns.unsqueeze(1)
         distance = queries.unsqueeze(-1) - key
         hidden = torch.finfo(dtype).min
 
