@@ -53,7 +53,8 @@ def _larger(rng: random.Random) -> Problem:
 
 
 def _parity(rng: random.Random) -> Problem:
-    a = rng.randint(10, 999)
+    # Two digits: a number is one token, so its parity has to be known by heart.
+    a = rng.randint(10, 99)
     question = _pick(rng, f"Is {a} even or odd?", f"Parity of {a}?")
     return Problem("parity", question, ("even", "odd")[a % 2], (f"print({a}%2)",), need=0, grader="em")
 
@@ -181,10 +182,10 @@ KINDS: Mapping[str, Callable[[random.Random], Problem]] = {
 }
 
 WEIGHTS: Mapping[str, float] = {
-    "add": 0.09,
-    "larger": 0.07,
+    "add": 0.07,
+    "larger": 0.08,
     "parity": 0.07,
-    "word": 0.07,
+    "word": 0.08,
     "mul": 0.10,
     "addsub": 0.10,
     "mod": 0.09,

@@ -12,15 +12,15 @@ MAX_CALLS = 4
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 # Shares of the flaws. Questions that need no tool: answering at once, and slipping then.
-EASY_DIRECT, EASY_SLIP = 0.5, 0.3
+EASY_DIRECT, EASY_SLIP = 0.5, 0.15
 # Questions that need one: a guess instead of a call, a broken and a wrong program, a guess before the call.
-GUESS, BROKEN, WRONG, THINKS_GUESS = 0.2, 0.32, 0.22, 0.65
-# Kinds where the wrong program is the usual one: lists and short stories.
-WRONG_OF = {"list": 0.5, "ranked": 0.5, "story": 0.5}
+GUESS, BROKEN, WRONG, THINKS_GUESS = 0.22, 0.32, 0.22, 0.65
+# Kinds where wrong programs are more frequent.
+WRONG_OF = {"list": 0.4, "ranked": 0.4, "story": 0.4}
 # Of programs with an import, those that lack it; of chains, those that stop after the first step.
-NO_IMPORT, STOPS_EARLY = 0.4, 0.55
+NO_IMPORT, STOPS_EARLY = 0.4, 0.4
 # After a success: a needless second call, a result that is ignored; after a failure: giving up; a tool that is down.
-VERIFY, IGNORE, GIVE_UP, FLAKY = 0.3, 0.15, 0.4, 0.02
+VERIFY, IGNORE, GIVE_UP, FLAKY = 0.3, 0.18, 0.4, 0.02
 
 
 def arithmetic_trace(rng: random.Random) -> Trace:
