@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentropy.batch import make_batch
+from agentropy.config import RunConfig
 from agentropy.methods import make_method
 from agentropy.policies.scoring import score
+from agentropy.training.trainer import Trainer
 from agentropy.training.update import UpdateOptions, deal, micro_batches, update
 from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory
 
@@ -199,6 +203,26 @@ def test_trajectories_without_a_token_of_the_policy_cost_nothing(model: Any) -> 
         metrics = update(model, recorder, method, batch, method.shape(batch), options(micro_batch_tokens=micro), seed=1)
         assert len(recorder.seen) == 2
     assert metrics["optim/skipped_not_finite"] == 0
+
+
+def test_a_last_result_beyond_the_window_is_not_read(model: Any) -> None:
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=48, n_embd=16, n_layer=1, n_head=2)
+    small = GPT2LMHeadModel(config)
+    rows = trajectories(small)
+    too_long = Segment("result", (1,) * 48, results=(ToolResult("1" * 48),))
+    call = Segment("call", (3,), (-1.0,), (1.0,), calls=(ToolCall("python"),))
+    cut = [dataclasses.replace(t, segments=(*t.segments, call, too_long), stop="context_full") for t in rows]
+    method = make_method("grpo")
+    batch = make_batch(cut)
+    assert len(gradients(small, batch, method)) == 2
+
+
+def test_the_reference_is_kept_however_the_penalty_was_set(model: Any, tmp_path: Path) -> None:
+    config = RunConfig(method_options={"kl_coef": 0.1})
+    for method, kept in ((make_method("grpo", **config.method_options), True), (make_method("grpo"), False)):
+        setup = SimpleNamespace(model=model, lr=1e-3, method=method)
+        trainer = Trainer(config, setup, tmp_path, [], None)  # type: ignore[arg-type]
+        assert (trainer.reference is not None) == kept
 
 
 def test_nothing_at_all_is_no_update(model: Any) -> None:

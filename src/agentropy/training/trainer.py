@@ -58,7 +58,7 @@ class Trainer:
             weight_decay=self.config.optim.weight_decay,
         )
         # With LoRA the frozen base is the reference; without, a copy is kept, and only if it is used.
-        needs_copy = self.config.loss.kl_coef > 0 and not self.config.lora.rank
+        needs_copy = self.setup.method.loss.kl_coef > 0 and not self.config.lora.rank
         self.reference = copy.deepcopy(model).requires_grad_(False).eval() if needs_copy else None
         self._stop = asyncio.Event()
         self._work: asyncio.Task[Collected] | None = None

@@ -91,12 +91,11 @@ def update(
                 empty += 1
                 continue
             weights = method.token_weights(batch, mask)
-            chosen = [int(i) for i in torch.unique(batch.trajectory_of[mask])]
-            lengths = [int(batch.token_start[i + 1] - batch.token_start[i]) for i in chosen]
+            spans = _spans(batch, mask)
             loss_sum = 0.0
             optimizer.zero_grad(set_to_none=True)
-            for run in micro_batches(lengths, options.micro_batch_tokens):
-                part = [chosen[i] for i in run]
+            for run in micro_batches([end - start for start, end in spans], options.micro_batch_tokens):
+                part = [spans[i] for i in run]
                 loss, stats, gap = _micro_step(
                     model, method, batch, shaped, weights, mask, part, options, reference_model
                 )
@@ -131,6 +130,15 @@ def update(
     return out
 
 
+def _spans(batch: Batch, mask: Tensor) -> list[tuple[int, int]]:
+    """First and last token (exclusive) of each trajectory with a token in `mask[T]`, up to its last such token: a
+    result that ended the trajectory may reach beyond what the model can read."""
+    places = mask.nonzero().squeeze(-1)
+    owners, counts = torch.unique_consecutive(batch.trajectory_of[places], return_counts=True)
+    ends = places[counts.cumsum(0) - 1] + 1
+    return list(zip(batch.token_start[owners].tolist(), ends.tolist(), strict=True))
+
+
 def _micro_step(
     model: Any,
     method: Method,
@@ -138,13 +146,12 @@ def _micro_step(
     shaped: Shaped,
     weights: Tensor,
     mask: Tensor,
-    trajectories: Sequence[int],
+    spans: Sequence[tuple[int, int]],
     options: UpdateOptions,
     reference_model: Any,
 ) -> tuple[Tensor, LossStats, Tensor]:
-    starts = batch.token_start.tolist()
-    index = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in trajectories])
-    sequences = [batch.tokens[starts[i] : starts[i + 1]].tolist() for i in trajectories]
+    index = torch.cat([torch.arange(start, end) for start, end in spans])
+    sequences = [batch.tokens[start:end].tolist() for start, end in spans]
     keep = mask[index]
     index = index[keep]
     config = method.loss
