@@ -124,6 +124,8 @@ def test_a_writer_may_leave_out_what_has_a_default() -> None:
     assert (t.question_id, t.trajectory_id, t.question) == ("7", "7", "")
     assert (t.answer, t.score, t.stop) == (None, None, "void")
     assert t.segments[0].entropies is None
+    solved = {"question_id": 7, "segments": [], "score": 1}
+    assert (from_json(solved).stop, from_json(solved | {"score": 0}).stop) == ("answer", "void")
     keys = ("trajectory_id", "question", "answer", "score", "stop", "entropy_kind", "parent_id", "fork_at")
     nulls = {"question_id": 7, "segments": [{"kind": "reasoning", "ids": [1], "entropies": None}]}
     assert from_json(nulls | dict.fromkeys(keys)) == t

@@ -232,7 +232,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
     segments = data["segments"]
     if not isinstance(segments, list):
         raise UserError("key 'segments' is no list")
-    answer = data.get("answer")
+    answer, score = data.get("answer"), _number(data, "score")
     parsed = []
     for i, segment in enumerate(segments):
         try:
@@ -245,8 +245,8 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
         question=str(_given(data, "question", "")),
         segments=tuple(parsed),
         answer=None if answer is None else str(answer),
-        score=_number(data, "score"),
-        stop=_given(data, "stop", "answer" if answer is not None else "void"),
+        score=score,
+        stop=_given(data, "stop", "answer" if answer is not None or (score or 0) > 0 else "void"),
         entropy_kind=_given(data, "entropy_kind", "exact"),
         parent_id=None if parent_id is None else str(parent_id),
         fork_at=fork_at,

@@ -41,6 +41,20 @@ def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
     return "-" if value is None or value != value else form.format(value)
 
 
+def trouble(metrics: Mapping[str, float]) -> str:
+    """Why a step taught nothing, or less than it should have; empty where all is well."""
+    parts = []
+    if metrics.get("batch/empty"):
+        parts.append("no update: every group was filtered")
+    elif metrics.get("optim/updates") == 0 and not metrics.get("optim/skipped_not_finite"):
+        parts.append("no update: all advantages are 0")
+    if skipped := metrics.get("optim/skipped_not_finite"):
+        parts.append(f"{skipped:.0f} updates skipped: gradient not finite")
+    if lost := metrics.get("tool/lost_trajectories"):
+        parts.append(f"{lost:.0f} trajectories lost to faults of tools or graders")
+    return ", ".join(parts)
+
+
 class Display(Protocol):
     """Shows steps as they end, and words in between."""
 
@@ -64,8 +78,8 @@ class PlainDisplay:
         elapsed = time.monotonic() - self._started
         left = elapsed / (step - self._first) * (total - step)
         cells = " ".join(f"{label} {_cell(metrics, name, form)}" for name, label, form in COLUMNS)
-        note = " (no update: every group was filtered)" if metrics.get("batch/empty") else ""
-        print(f"step {step}/{total} {cells} left {duration(left)}{note}", flush=True)
+        note = trouble(metrics)
+        print(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""), flush=True)
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -91,6 +105,8 @@ class LiveDisplay:
             self._first = step - 1
         self._total = total
         self._rows.append((step, metrics))
+        if note := trouble(metrics):
+            self.say(f"step {step}: {note}")
         self._live.update(self._render())
 
     def _render(self) -> RenderableType:
