@@ -212,9 +212,9 @@ def test_check_lists_golds_that_fail(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "good.jsonl: 2 questions, 2 golds, 0 fail their own grader" in out
     assert "facts: 300 questions, 300 golds, 0 fail" in out
-    bad = write(tmp_path / "bad.jsonl", {"id": "b1", "question": "6*7?", "answers": ["forty-two {"], "grader": "math"})
+    bad = write(tmp_path / "bad.jsonl", {"id": "b1", "question": "6*7?", "answers": ["seven"], "grader": "choice"})
     assert main(["tasks", "check", bad]) == 1
-    assert "b1 (math)" in capsys.readouterr().out
+    assert "b1 (choice)" in capsys.readouterr().out
 
 
 def test_show_prints_questions(capsys: pytest.CaptureFixture[str]) -> None:
