@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agentropy.algorithms.losses import LossInputs, LossStats
-from agentropy.batch import Batch
+from agentropy.batch import PROMPT, Batch
 from agentropy.methods.base import Method, Shaped
 from agentropy.policies.scoring import score
 from agentropy.seeds import derive
@@ -152,18 +152,21 @@ def _micro_step(
 ) -> tuple[Tensor, LossStats, Tensor]:
     index = torch.cat([torch.arange(start, end) for start, end in spans])
     sequences = [batch.tokens[start:end].tolist() for start, end in spans]
+    of_prompt = batch.kind_of == PROMPT
+    prompts = [int(of_prompt[start:end].sum()) for start, end in spans]
     keep = mask[index]
     index = index[keep]
     config = method.loss
     temperature = options.temperature
-    scores = score(model, sequences, temperature=temperature, where=keep, entropy_grad=bool(config.entropy_coef))
+    entropy_grad = bool(config.entropy_coef)
+    scores = score(model, sequences, temperature=temperature, where=keep, prompts=prompts, entropy_grad=entropy_grad)
     logp = scores.logprobs[keep]
     assert scores.entropies is not None
     device = logp.device
     ref_logp = None
     if config.kl_coef:
         with torch.no_grad():
-            ref_logp = _reference_logprobs(model, reference_model, sequences, keep, temperature)[keep]
+            ref_logp = _reference_logprobs(model, reference_model, sequences, keep, prompts, temperature)[keep]
     old = batch.logprobs[index].to(device)
     inputs = LossInputs(
         logp=logp,
@@ -179,10 +182,15 @@ def _micro_step(
 
 
 def _reference_logprobs(
-    model: Any, reference_model: Any, sequences: Sequence[Sequence[int]], where: Tensor, temperature: float
+    model: Any,
+    reference_model: Any,
+    sequences: Sequence[Sequence[int]],
+    where: Tensor,
+    prompts: Sequence[int],
+    temperature: float,
 ) -> Tensor:
     """Log-probabilities under the policy that the run started from."""
-    options: dict[str, Any] = {"temperature": temperature, "where": where, "entropy": False}
+    options: dict[str, Any] = {"temperature": temperature, "where": where, "prompts": prompts, "entropy": False}
     if reference_model is not None:
         return score(reference_model, sequences, **options).logprobs
     with model.disable_adapter():
