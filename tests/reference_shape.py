@@ -117,8 +117,9 @@ def reference(name: str, trajectories: Sequence[Trajectory], o: dict[str, Any]) 
         for members in groups.values():
             left = [i for i in members if (why[i] is None if survivors_only else found[i])]
             spread = max((reward[i] for i in left), default=0.0) - min((reward[i] for i in left), default=0.0)
+            lone = sum(why[i] is None for i in members) == 1
             for i in members:
-                if survivors_only and len(left) == 1:
+                if lone:
                     drop(i, "single-survivor")
                 elif spread < 1e-3:
                     drop(i, "not-discriminative")

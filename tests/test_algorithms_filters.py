@@ -57,7 +57,7 @@ def test_the_pass_rate_is_that_of_the_survivors_or_of_the_whole_group() -> None:
 def test_a_single_survivor_is_removed_and_named() -> None:
     group = [trajectory([CALL, ANSWER], 1.0), *(trajectory([FAILED, ANSWER], 0.0) for _ in range(2))]
     assert why(group) == ["single-survivor", "all-calls-failed", "all-calls-failed"]
-    assert why(group, discriminability="all") == [None, "all-calls-failed", "all-calls-failed"]
+    assert why(group, discriminability="all") == ["single-survivor", "all-calls-failed", "all-calls-failed"]
     assert why([trajectory([CALL, ANSWER], 1.0)]) == ["single-survivor"]
 
 

@@ -88,7 +88,7 @@ def test_fence() -> None:
     assert text.endswith(
         "User Question: What is 6*7?<|im_end|>\n<|im_start|>assistant\n"
         "I compute.\n```python\nprint('\\\\boxed{1}')\n6*7\n```\n"
-        "\nCode execution result: \\boxed{1}\n42\nSo it is \\boxed{42}.<|im_end|>"
+        "Code execution result: \\boxed{1}\n42\nSo it is \\boxed{42}.<|im_end|>"
     ), "what was made up was never sampled, and the box that was printed ended nothing"
     assert (trajectory.answer, trajectory.stop) == ("42", "answer")
 

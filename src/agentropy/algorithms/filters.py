@@ -86,13 +86,12 @@ def discriminability(
 
     Args:
         reward: `[N]`, the outcomes that the test compares.
-        population: "survivors" tests what earlier filters left, and removes a group of one; "all" tests the whole
-            group as the released code does, so that a group may stay with survivors that are all alike.
+        population: "survivors" tests what earlier filters left; "all" tests the whole group as the released code does,
+            so that a group may stay with survivors that are all alike. A lone survivor is removed in both.
     """
-    members = selection.population(population)
     n = batch.n_groups
-    if population == "survivors":
-        single = segment_count(batch.group_of, n, members) == 1
-        selection = selection.without(single[batch.group_of], "single-survivor")
+    single = segment_count(batch.group_of, n, selection.kept) == 1
+    members = selection.population(population)
+    selection = selection.without(single[batch.group_of], "single-survivor")
     alike = segment_spread(reward, batch.group_of, n, members) < tolerance
     return selection.without(alike[batch.group_of], "not-discriminative")

@@ -85,7 +85,7 @@ async def collect(
         if method.filters:
             kept = method.shape(make_batch(out)).kept
             new = [g for i, g in enumerate(new) if bool(kept[i * samples : (i + 1) * samples].any())]
-            progress.keep_rate += 0.2 * (len(new) / count - progress.keep_rate)
+            progress.keep_rate += 0.5 * (len(new) / count - progress.keep_rate)
         groups += new
         want = questions - len(groups)
     trajectories = [t for g in groups[:questions] for t in g]
