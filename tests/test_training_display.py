@@ -37,3 +37,17 @@ def test_both_displays_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
     live.step(1, 3, EMPTY)
     live.close()
     assert "step 1: no update: every group was filtered" in out.getvalue()
+
+
+def test_the_time_left_leaves_out_what_came_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentropy.training import display
+
+    now = [1000.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    left = display.TimeLeft()
+    now[0] += 500  # an evaluation
+    assert left.after(11, 20, {"time/step": 2.0}) == pytest.approx(18.0)
+    now[0] += 4
+    assert left.after(12, 20, {"time/step": 4.0}) == pytest.approx(24.0)
+    assert display.duration(3725) == "1h02m"
+    assert display.duration(185) == "3m05s"

@@ -65,18 +65,30 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
+class TimeLeft:
+    """Seconds to go, from the steps that were seen; what comes before the first step (an evaluation) is not counted."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._first: int | None = None
+
+    def after(self, step: int, total: int, metrics: Mapping[str, float]) -> float:
+        """Called at the end of each step."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step - 1
+            self._started = now - metrics.get("time/step", 0.0)
+        return (now - self._started) / (step - self._first) * (total - step)
+
+
 class PlainDisplay:
     """One line a step, for logs and pipes."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._first: int | None = None
+        self._left = TimeLeft()
 
     def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        if self._first is None:
-            self._first = step - 1
-        elapsed = time.monotonic() - self._started
-        left = elapsed / (step - self._first) * (total - step)
+        left = self._left.after(step, total, metrics)
         cells = " ".join(f"{label} {_cell(metrics, name, form)}" for name, label, form in COLUMNS)
         note = trouble(metrics)
         print(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""), flush=True)
@@ -94,35 +106,25 @@ class LiveDisplay:
     def __init__(self, console: Console, rows: int = 12) -> None:
         self._console = console
         self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=rows)
-        self._started = time.monotonic()
-        self._first: int | None = None
-        self._total = 1
+        self._left = TimeLeft()
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._live.start()
 
     def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        if self._first is None:
-            self._first = step - 1
-        self._total = total
         self._rows.append((step, metrics))
         if note := trouble(metrics):
             self.say(f"step {step}: {note}")
-        self._live.update(self._render())
+        self._live.update(self._render(total, self._left.after(step, total, metrics)))
 
-    def _render(self) -> RenderableType:
+    def _render(self, total: int, left: float) -> RenderableType:
         table = Table(box=None, padding=(0, 1), header_style="bold")
         for column in ("step", *(label for _, label, _ in COLUMNS)):
             table.add_column(column, justify="right")
         for step, metrics in self._rows:
             table.add_row(str(step), *(_cell(metrics, name, form) for name, _, form in COLUMNS))
         step = self._rows[-1][0]
-        first = self._first or 0
-        left = (time.monotonic() - self._started) / (step - first) * (self._total - step)
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            ProgressBar(total=self._total, completed=step, width=40),
-            Text(f"{step}/{self._total}, {duration(left)} left"),
-        )
+        bar.add_row(ProgressBar(total=total, completed=step, width=40), Text(f"{step}/{total}, {duration(left)} left"))
         return Group(table, bar)
 
     def say(self, text: str) -> None:
