@@ -302,6 +302,34 @@ def test_prompt_is_prefilled_once_and_forks_not_at_all() -> None:
     run(work())
 
 
+def test_an_earlier_state_is_forked_without_prefill() -> None:
+    async def work() -> None:
+        policy = policy_of()
+        (handle,) = policy.open(list(range(1, 31)), [5])
+        await turn(policy, handle, 6)
+        second = await turn(policy, handle, 12, (3, 4, 5))
+        place = handle.length - len(second.ids)
+        done = policy.statistics()["prefilled_tokens"]
+        same, other, fresh = (policy.fork(handle, seed, at) for seed, at in ((5, place), (6, place), (6, 30)))
+        assert [h.length for h in (same, other, fresh)] == [place, place, 30]
+        policy.close(handle)
+        again, apart, first = await asyncio.gather(*(turn(policy, h, 12) for h in (same, other, fresh)))
+        assert policy.statistics()["prefilled_tokens"] == done
+        assert again.ids == second.ids != apart.ids
+        assert again.logprobs == pytest.approx(second.logprobs, abs=1e-5)
+        for h in (same, other, fresh):
+            policy.close(h)
+        [new] = policy.open(list(range(1, 31)), [6])
+        assert (await turn(policy, new, 12)).ids == first.ids
+        for wrong in (0, 99):
+            with pytest.raises(ValueError, match="cannot be forked at"):
+                policy.fork(new, 1, wrong)
+        policy.close(new)
+        policy.end()
+
+    run(work())
+
+
 def test_slots_refilled_from_a_group_whose_members_have_left_need_no_prefill() -> None:
     async def work() -> None:
         policy = policy_of(max_slots=2)

@@ -56,6 +56,10 @@ def test_turns_follow_each_other_and_branches_part() -> None:
         for sequence in (first, branch, first):
             assert (await policy.generate(sequence, [7], SamplingParams(), Stop())).ids == (9,)
         assert (branch.length, first.length, second.length) == (4, 6, 1)
+        earlier = policy.fork(first, 5, at=2)
+        fresh = policy.fork(first, 6, at=1)
+        assert (await policy.generate(earlier, [7], SamplingParams(), Stop())).ids == (9,)
+        assert (await policy.generate(fresh, [], SamplingParams(), Stop())).ids == (6,)
         policy.close(first)
         policy.close(first)
         with pytest.raises(ValueError, match="closed"):

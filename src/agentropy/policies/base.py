@@ -86,8 +86,11 @@ class Policy(Protocol):
         """Append `new_ids` (a tool's result; empty for the first turn), then sample one turn."""
         ...
 
-    def fork(self, sequence: SequenceHandle, seed: int) -> SequenceHandle:
-        """A copy of a sequence that is away, cache included, which samples on with its own seed."""
+    def fork(self, sequence: SequenceHandle, seed: int, at: int | None = None) -> SequenceHandle:
+        """A copy of a sequence that is away, cache included, which samples on with its own seed.
+
+        `at` keeps only so many of its tokens: the state as it was there. It is due when the sequence itself is.
+        """
         ...
 
     def close(self, sequence: SequenceHandle) -> None:

@@ -203,12 +203,15 @@ class LocalPolicy:
             self.close(own)
             raise
 
-    def fork(self, sequence: SequenceHandle, seed: int) -> SequenceHandle:
-        """A copy of a sequence that is away. Its cache is copied when it is first generated from."""
+    def fork(self, sequence: SequenceHandle, seed: int, at: int | None = None) -> SequenceHandle:
+        """A copy of a sequence that is away, or of its first `at` tokens. Its cache is copied when it is first generated
+        from, up to that place: no token is prefilled again, and until then no slot is taken."""
         own = self._own(sequence)
         if own.state is not State.AWAY:
             raise RuntimeError(f"this sequence is {own.state.value}: fork needs one that is away") from own.error
-        child = LocalSequence((*own.key, own.forks), int(seed), own.group, list(own.tokens), own.due)
+        if at is not None and not 1 <= at <= own.length:
+            raise ValueError(f"a sequence of {own.length} tokens cannot be forked at {at}")
+        child = LocalSequence((*own.key, own.forks), int(seed), own.group, own.tokens[:at], own.due)
         own.forks += 1
         self._schedule.add(child)
         return child

@@ -37,6 +37,9 @@ class ScriptedSequence:
     turns: Sequence[ScriptedTurn]
     turn: int = 0
     closed: bool = False
+    prompt: tuple[int, ...] = ()
+    ends: list[int] = field(default_factory=list)
+    """Length after each turn."""
 
     @property
     def length(self) -> int:
@@ -67,7 +70,7 @@ class ScriptedPolicy:
 
     def open(self, prompt: Sequence[int], seeds: Sequence[int]) -> list[ScriptedSequence]:
         """Start one sequence a seed."""
-        made = [ScriptedSequence(list(prompt), self.script(prompt, seed)) for seed in seeds]
+        made = [ScriptedSequence(list(prompt), self.script(prompt, seed), prompt=tuple(prompt)) for seed in seeds]
         self.opened += made
         return made
 
@@ -83,6 +86,7 @@ class ScriptedPolicy:
         await asyncio.sleep(turn.delay)
         count, finish = self._end(turn.ids, params, stop, self.max_context - sequence.length)
         sequence.ids += turn.ids[:count]
+        sequence.ends.append(sequence.length)
         return Generation(
             turn.ids[:count],
             (turn.logprobs or (self.logprob,) * len(turn.ids))[:count],
@@ -104,9 +108,13 @@ class ScriptedPolicy:
                 return i + 1, "stop"
         return len(ids), "length"
 
-    def fork(self, sequence: ScriptedSequence, seed: int) -> ScriptedSequence:
-        """A copy that goes on with the same script."""
-        copied = ScriptedSequence(list(sequence.ids), sequence.turns, sequence.turn)
+    def fork(self, sequence: ScriptedSequence, seed: int, at: int | None = None) -> ScriptedSequence:
+        """A copy that goes on with the same script; with `at`, with the script of its own seed from the turn after."""
+        turns, prompt = sequence.turns, sequence.prompt
+        ends = [end for end in sequence.ends if at is None or end <= at]
+        if at is not None:
+            turns = self.script(prompt, seed)
+        copied = ScriptedSequence(sequence.ids[:at], turns, len(ends), prompt=prompt, ends=ends)
         self.opened.append(copied)
         return copied
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentropy.policies.base import Policy, SamplingParams, SequenceHandle
+from agentropy.policies.base import Generation, Policy, SamplingParams, SequenceHandle
 from agentropy.protocols.base import Dialect
 from agentropy.tasks.base import Task
 from agentropy.tools.base import ToolBox, ToolSession
@@ -109,8 +109,22 @@ async def _run(
     answer: str | None = None
     stop: StopReason = "context_full"
     if handle is not None:
-        answer, stop = await _turns(agent, handle, session, segments, params, limits)
+        answer, stop = await take_turns(agent, handle, session, segments, params, limits)
         agent.policy.close(handle)
+    return await finish(agent, attempt, session, segments, answer, stop)
+
+
+async def finish(
+    agent: Agent,
+    attempt: Attempt,
+    session: ToolSession,
+    segments: Sequence[Segment],
+    answer: str | None,
+    stop: StopReason,
+    parent_id: str | None = None,
+    fork_at: int | None = None,
+) -> Trajectory:
+    """Grade what was sampled and write it down."""
     score: float | None = 0.0
     if stop == "error":
         score = None
@@ -127,29 +141,42 @@ async def _run(
         score=score,
         stop=stop,
         entropy_kind=agent.policy.info.entropy_kind,
+        parent_id=parent_id,
+        fork_at=fork_at,
         extra={"kind": attempt.task.kind, "need": attempt.task.need, **attempt.extra},
     )
 
 
-async def _turns(
+Watch = Callable[[int, Generation], Awaitable[None]]
+"""Sees each turn, with its number from 1, when it has been sampled and before anything is done with it."""
+
+
+async def take_turns(
     agent: Agent,
     handle: SequenceHandle,
     session: ToolSession,
     segments: list[Segment],
     params: SamplingParams,
     limits: Limits,
+    watch: Watch | None = None,
 ) -> tuple[str | None, StopReason]:
-    """Take turns, appending to `segments`. Returns the answer and why the trajectory ended."""
-    budget = limits.max_new_tokens
-    context = limits.max_context - len(segments[0].ids)
+    """Take turns, appending to `segments`. Returns the answer and why the trajectory ended.
+
+    `segments` are what the handle's sequence holds: the prompt, or a trajectory up to one of its results. What they
+    have used counts against the limits.
+    """
+    budget = limits.max_new_tokens - sum(len(s.ids) for s in segments if s.is_model)
+    context = limits.max_context - sum(len(s.ids) for s in segments)
     new_ids: list[int] = []
-    for turn_number in range(1, limits.max_turns + 1):
+    for turn_number in range(1 + sum(s.kind == "result" for s in segments), limits.max_turns + 1):
         context -= len(new_ids)
         room = min(params.max_new_tokens, budget, context)
         if room <= 0:
             return None, "max_tokens" if budget <= 0 else "context_full"
         turn_params = SamplingParams(params.temperature, params.top_p, params.top_k, room)
         out = await agent.policy.generate(handle, new_ids, turn_params, agent.dialect.stop)
+        if watch is not None:
+            await watch(turn_number, out)
         budget -= len(out.ids)
         context -= len(out.ids)
         turn = agent.dialect.read(out.ids, out.finish)
@@ -178,4 +205,4 @@ async def _turns(
 
 
 RolloutFunction = Callable[[Agent, Sequence[Attempt], SamplingParams, Limits], Awaitable[list[Trajectory]]]
-"""The seam that branching rollouts (ARPO, AEPO) fill."""
+"""The seam that branching rollouts (`rollout/branching.py`) fill."""
