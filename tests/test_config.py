@@ -43,6 +43,11 @@ def test_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
         (["--world", "facts", "--tasks", "x.jsonl"], "not both"),
         (["--tasks", "x.jsonl"], "needs 'model'"),
         (["stray"], "stray"),
+        (["--rollout.samples", "--seed", "1"], "rollout.samples: needs a value"),
+        (["--optim.lr", ".inf"], "optim.lr.*finite"),
+        (["--rollout.temperature", ".nan"], "rollout.temperature.*finite"),
+        (["--optim.betas", "[0.9, 1.0]"], "optim.betas.1"),
+        (["--rollout", "3"], "is a section"),
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], words: str) -> None:
@@ -77,3 +82,18 @@ def test_what_depends_on_the_model_is_filled_in() -> None:
     assert other.rollout.tool_timeout == 9.0
     assert resolved(RunConfig(model="m", lora={"rank": 8})).optim.lr == 1e-5  # type: ignore[arg-type]
     assert resolved(embedded) == embedded
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfes\0", b"\0\0", b"- a\n", b"[" * 3000, b"rollout: 3\n", b"1: 2\n"])
+def test_files_that_are_no_configuration_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"run\.yaml"):
+        load_config(path)
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xef\xbb\xbfsteps: 3\r\nrollout:\r\n  samples: 4\r\n")
+    config = load_config(path)
+    assert (config.steps, config.rollout.samples) == (3, 4)

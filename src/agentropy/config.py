@@ -8,16 +8,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from agentropy.errors import UserError
+from agentropy.trajectory import write_lines
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flags_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """An option whose value was forgotten reads as true, which must not pass for a 1."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ValueError(f"needs a value, not {str(value).lower()}")
+        return value
 
 
 class RolloutConfig(_Strict):
@@ -48,12 +57,15 @@ class RolloutConfig(_Strict):
     """Admit tool results at fixed decode steps, so that a rerun is bit-identical. False admits them at once."""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimConfig(_Strict):
     """AdamW and how a batch is cut into updates."""
 
     lr: float | None = Field(None, gt=0)
     """None: 5e-4 for the embedded agents, 1e-6 for other models, 1e-5 with LoRA."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises linearly from zero."""
@@ -70,7 +82,8 @@ class LossConfig(_Strict):
     """The clipped surrogate (ALGORITHMS: GRPO with DAPO's pieces)."""
 
     clip_low: float = Field(0.2, ge=0)
-    clip_high: float = Field(0.28, ge=0)
+    clip_high: float | None = Field(None, ge=0)
+    """None: the method's own, 0.28, or 0.2 for arpo and aepo."""
     dual_clip: float = Field(3.0, gt=1)
     aggregation: Literal["token-mean", "sequence-mean", "sequence-sum-norm"] = "token-mean"
     norm_constant: float | None = Field(None, gt=0)
@@ -114,7 +127,7 @@ class RunConfig(_Strict):
     """Everything that decides what a run does."""
 
     method: str = "tao-rl"
-    """grpo, simpletir, tao-rl, tepo-sparse or tepo-dense."""
+    """grpo, simpletir, tao-rl, tepo-sparse, tepo-dense, arpo or aepo."""
     method_options: dict[str, Any] = {}
     """Options of the method, such as `alpha` or `q_h`; docs/algorithms.md lists them."""
     world: str | None = None
@@ -172,6 +185,9 @@ def dotted_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[st
 
 def _check_key(key: str) -> None:
     known = dotted_keys()
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        raise UserError(f"{key!r} is a section and holds keys, such as {inside[0]!r}")
     free = ("method_options.", "world_options.", "protocol_options.")
     if key in known or key.startswith(free):
         return
@@ -198,9 +214,11 @@ def load_config(path: Path | str | None, overrides: Sequence[tuple[str, Any]] = 
     data: dict[str, Any] = {}
     if path is not None:
         try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
+        except (UnicodeDecodeError, RecursionError):
+            raise UserError(f"{path}: not a YAML file in UTF-8") from None
         except yaml.YAMLError as error:
             raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
@@ -252,7 +270,7 @@ def resolved(config: RunConfig) -> RunConfig:
 def save_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration as YAML that `--config` reads back."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    write_lines(path, text.splitlines())
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:

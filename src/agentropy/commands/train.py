@@ -6,8 +6,10 @@ import argparse
 import os
 from typing import Any
 
+from agentropy.errors import UserError
+
 SHORT = {
-    "method": "grpo, simpletir, tao-rl (default), tepo-sparse, tepo-dense",
+    "method": "grpo, simpletir, tao-rl (default), tepo-sparse, tepo-dense, arpo, aepo",
     "world": "arithmetic (default) or facts",
     "tasks": "train on questions from a file, hf:NAME or reasoning-gym:TASK instead of a world",
     "model": "directory or hub id of a causal LM (default: the world's embedded agent)",
@@ -29,9 +31,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--method_options.alpha 0.05; --list-options prints them all.",
     )
     parser.add_argument("--config", metavar="FILE", help="YAML configuration; options on the command line go on top")
-    parser.add_argument(
-        "--resume", metavar="DIR", help="go on with a run (its --steps may change)"
-    )
+    parser.add_argument("--resume", metavar="DIR", help="go on with a run (its --steps may change)")
     parser.add_argument("--list-options", action="store_true", help="print every key of the configuration and leave")
     for name, text in SHORT.items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=text)
@@ -52,4 +52,6 @@ def run(args: argparse.Namespace) -> int:
     overrides = parse_overrides([*short, *args.extra])
     from agentropy.training.session import resume, start
 
+    if args.resume and args.config:
+        raise UserError("--resume goes on with the run's own config.yaml; leave out --config")
     return resume(args.resume, overrides) if args.resume else start(args.config, overrides)

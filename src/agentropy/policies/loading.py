@@ -49,8 +49,6 @@ def load_model(
         dtype = found
     if not name:
         raise UserError("no model is named: give a folder with a checkpoint, or a hub id")
-    if not name:
-        raise UserError("no model is named: give a folder with a checkpoint, or a hub id")
     if name == SMOLLM2:
         name = str(find_smollm2())
     gguf = _gguf_of(Path(name).expanduser())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from agentropy.errors import UserError
 from agentropy.protocols.base import Dialect, Turn
@@ -17,16 +19,20 @@ DIALECTS: dict[str, Callable[..., Dialect]] = {"hermes": HermesDialect, "fence":
 def make_dialect(name: str, tokenizer: Any, **options: Any) -> Dialect:
     """The protocol `name` bound to a tokenizer; options: see the class.
 
-    Raises UserError for an unknown name or option.
+    Raises UserError for an unknown name or option, or a value of the wrong type.
     """
     if name not in DIALECTS:
         raise UserError(f"protocol {name!r} is none of {', '.join(DIALECTS)}")
-    try:
-        return DIALECTS[name](tokenizer, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise UserError(f"protocol {name!r}: {str(error).partition(') ')[2] or error}") from None
+    known = get_type_hints(DIALECTS[name].__init__)
+    for key, value in options.items():
+        if key not in known or key == "tokenizer":
+            raise UserError(f"protocol {name!r} has no option {key!r}")
+        try:
+            TypeAdapter(known[key]).validate_python(value)
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            raise UserError(f"protocol {name!r}: option {key}={value!r}: {what[0].lower()}{what[1:]}") from None
+    return DIALECTS[name](tokenizer, **options)
 
 
 __all__ = ["DIALECTS", "Dialect", "Turn", "make_dialect"]

@@ -127,8 +127,12 @@ def make_world(name: str, seed: int = 0, **settings: Any) -> World:
         if key not in known:
             raise UserError(f"world {name} has no setting {key!r}; it has {', '.join(known)}")
     for key, value in settings.items():
-        if key == "tool_failures" and not 0 <= value <= 1:
-            raise UserError(f"world {name}: tool_failures must lie between 0 and 1, not {value}")
+        if key == "tool_failures" and not (isinstance(value, int | float) and 0 <= value <= 1):
+            raise UserError(f"world {name}: tool_failures must lie between 0 and 1, not {value!r}")
+        if key == "kinds" and not (isinstance(value, str | list | tuple) and all(isinstance(k, str) for k in value)):
+            raise UserError(f"world {name}: kinds must be a list of names, not {value!r}")
+        if key == "knowledge_seed" and (not isinstance(value, int) or value < 0):
+            raise UserError(f"world {name}: knowledge_seed must be a whole number, not {value!r}")
         if key in ("hits", "people", "validation_size", "test_size") and (not isinstance(value, int) or value < 1):
             raise UserError(f"world {name}: {key} must be a whole number above 0, not {value!r}")
     return WORLDS[name](seed=seed, **settings)

@@ -114,8 +114,12 @@ class SearchIndex:
                     if not line.strip():
                         continue
                     try:
-                        documents.append(_document(json.loads(line)))
-                    except (ValueError, UserError) as error:
+                        documents.append(_document(json.loads(line.decode("utf-8-sig"))))
+                    except UnicodeDecodeError:
+                        raise UserError(f"{path}, line {number}: not UTF-8 text") from None
+                    except json.JSONDecodeError as error:
+                        raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
+                    except (RecursionError, UserError) as error:
                         raise UserError(f"{path}, line {number}: {error}") from None
         except OSError as error:
             raise UserError(f"cannot read the search corpus {path}: {error.strerror}") from None

@@ -8,12 +8,14 @@ run's seed by name (`agentropy.seeds`).
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from agentropy.errors import UserError
 from agentropy.training.optimizer import MasterAdamW
@@ -53,9 +55,14 @@ def save_checkpoint(
         )
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-    except OSError as error:
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # the last two are how torch and safetensors fail to write
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"cannot write the checkpoint {final}: {error.strerror or error}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise UserError(f"cannot write the checkpoint {final}: {why}") from None
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -63,18 +70,29 @@ def save_checkpoint(
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(p for p in directory.glob("step-*") if (p / "state.pt").is_file())
+    return sorted(p for p in directory.glob("step-[0-9]*") if (p / "state.pt").is_file())
 
 
 def restore(checkpoint: Path, model: Any, optimizer: MasterAdamW) -> Progress:
-    """Load the trainable weights and the optimiser in place. Frozen weights are those the run started from."""
-    state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+    """Load the trainable weights and the optimiser in place. Frozen weights are those the run started from.
+
+    Raises UserError for a file that is damaged, or of another model.
+    """
+    try:
+        state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+        progress = Progress(**state["progress"])
+        masters, momenta, trainable = state["masters"], state["optimizer"], state["trainable"]
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{checkpoint / 'state.pt'} is damaged ({type(error).__name__}); delete {checkpoint} to go on from the "
+            "checkpoint before it, or from the start"
+        ) from None
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if parameters.keys() != state["trainable"].keys():
+    if {n: p.shape for n, p in parameters.items()} != {n: p.shape for n, p in trainable.items()}:
         raise UserError(f"{checkpoint} does not fit the model: it trains other weights (was LoRA switched?)")
     with torch.no_grad():
-        for name, value in state["trainable"].items():
+        for name, value in trainable.items():
             parameters[name].copy_(value)
-    optimizer.load_state_dict(state["optimizer"])
-    optimizer.load_masters(state["masters"])
-    return Progress(**state["progress"])
+    optimizer.load_state_dict(momenta)
+    optimizer.load_masters(masters)
+    return progress

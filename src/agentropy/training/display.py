@@ -44,7 +44,9 @@ def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
 def trouble(metrics: Mapping[str, float]) -> str:
     """Why a step taught nothing, or less than it should have; empty where all is well."""
     parts = []
-    if metrics.get("batch/empty"):
+    if metrics.get("length/turns") == 0:
+        parts.append("no update: no prompt fits into the context (rollout.max_context, or the model's own)")
+    elif metrics.get("batch/empty"):
         parts.append("no update: every group was filtered")
     elif metrics.get("optim/updates") == 0 and not metrics.get("optim/skipped_not_finite"):
         parts.append("no update: all advantages are 0")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentropy.errors import UserError
+from agentropy.trajectory import write_lines
 
 
 class Logger(Protocol):
@@ -26,15 +27,13 @@ class JsonlLogger:
         """Opens the file; lines of steps after `from_step` are dropped (a resumed run writes them again)."""
         kept = []
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in path.read_bytes().split(b"\n"):
                 try:
                     if json.loads(line)["step"] <= from_step:
-                        kept.append(line)
-                except (json.JSONDecodeError, KeyError):
+                        kept.append(line.decode("utf-8"))
+                except (ValueError, KeyError, TypeError):
                     continue  # the half line of a killed run
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        partial.replace(path)
+        write_lines(path, kept)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import json
 import math
 import os
@@ -11,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
 from agentropy import __version__
@@ -28,6 +32,7 @@ from agentropy.training.display import duration, make_display
 from agentropy.training.loggers import make_loggers
 from agentropy.training.setup import build
 from agentropy.training.trainer import Stopped, Trainer, describe
+from agentropy.trajectory import write_lines
 
 # What may change when a run goes on; everything else would make it another run.
 RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.")
@@ -51,30 +56,67 @@ def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
     config = resolved(load_config(config_file, overrides))
     source = config.world or Path(config.tasks or "tasks").stem
     directory = Path(config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
-    return _run(config, directory, fresh=True)
+    fresh = not directory.exists()
+    _make(directory)
+    with _alone(directory):
+        if any(directory.iterdir()):
+            raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
+        try:
+            return _run(config, directory, fresh=True)
+        finally:
+            if fresh:
+                with contextlib.suppress(OSError):  # not empty: the run got under way
+                    directory.rmdir()
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot make a run directory at {str(directory)!r} ({why}); choose another --out") from None
 
 
 def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
     """Go on with a run from its newest checkpoint, or from its start where it has none."""
     path = Path(directory)
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is no run directory (it has no config.yaml)")
+    saved = path / "config.yaml"
+    if not saved.is_file() or not saved.stat().st_size:
+        raise UserError(f"{path} is no run directory (its config.yaml is {'empty' if saved.is_file() else 'missing'})")
     for key, _ in overrides:
         if not key.startswith(RESUMABLE):
             raise UserError(f"--{key} cannot change in a resumed run; start a new one")
-    return _run(load_config(path / "config.yaml", overrides), path, fresh=False)
+    config = load_config(saved, overrides)
+    with _alone(path):
+        return _run(config, path, fresh=False)
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a run directory. The lock is the kernel's, so it goes with the process."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(f"another process is training in {directory}; wait for it, or choose another --out") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
     hf_logging.disable_progress_bar()  # one bar is enough, and it is ours
     setup = build(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "trajectories").mkdir(exist_ok=True)
+    _make(directory / "trajectories")
     save_config(config, directory / "config.yaml")
     if fresh:
-        (directory / "environment.json").write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+        write_lines(directory / "environment.json", [json.dumps(_environment(), indent=2)])
     display = make_display()
     loggers = []
     try:
@@ -123,32 +165,47 @@ async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
     """Evaluate on the test split, once: a resumed run reads what it wrote."""
     path = trainer.directory / f"evaluation-{name}.json"
     stamp = trainer.progress.step if name == "after" else 0
-    if path.is_file():
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved.pop("step") == stamp:
-            return {k: math.nan if v is None else v for k, v in saved.items()}
+    if (saved := _saved_evaluation(path, stamp)) is not None:
+        return saved
     if not trainer.config.evaluation.questions or (name == "before" and trainer.progress.step):
         return {}
     e = trainer.config.evaluation
-    trainer.display.say(f"Evaluating {name} training: {e.questions} test questions x {e.samples} samples")
+    questions = min(e.questions, len(trainer.setup.tasks.split("test")))
+    trainer.display.say(f"Evaluating {name} training: {questions} test questions x {e.samples} samples")
     out = await trainer.evaluate("test", f"test-{name}")
     if e.greedy:
         greedy = await trainer.evaluate("test", f"test-{name}-greedy", greedy=True)
         out |= {"greedy/avg": greedy["eval/avg"], "greedy/calls": greedy["tool/calls_per_question"]}
     row = {"step": stamp} | {k: v if math.isfinite(v) else None for k, v in out.items()}
-    path.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
+    write_lines(path, [json.dumps(row, indent=2)])
     return out
+
+
+def _saved_evaluation(path: Path, stamp: int) -> dict[str, float] | None:
+    """What an earlier start of the run wrote after the same number of steps, if it can be read."""
+    try:
+        saved = json.loads(path.read_bytes())
+        if saved.pop("step") == stamp:
+            return {k: math.nan if v is None else float(v) for k, v in saved.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
 
 
 def _export(trainer: Trainer) -> None:
     """The trained model as an ordinary Hugging Face checkpoint."""
     partial = trainer.directory / "model.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    trainer.setup.model.save_pretrained(partial)
-    trainer.setup.tokenizer.save_pretrained(partial)
     final = trainer.directory / "model"
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    try:
+        trainer.setup.model.save_pretrained(partial)
+        trainer.setup.tokenizer.save_pretrained(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"cannot write the trained model to {final}: {why}") from None
 
 
 def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float]) -> None:
@@ -168,14 +225,15 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
     for name, label in ROWS:
         if name in before or name in after:
             table.add_row(label.format(k=k, n=n), describe(before.get(name)), describe(after.get(name)))
-    console = Console()
-    console.print(table)
+    if table.row_count:
+        Console().print(table)
     print(f"Run directory: {directory}")
     print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
     print("  trajectories/     what the agent wrote, called and answered; test-before.jsonl against test-after.jsonl")
     print("  model/            the trained agent, an ordinary Hugging Face checkpoint")
     last = directory / "trajectories" / f"step-{trainer.progress.step:06d}.jsonl"
-    print(f"Next: what a method makes of these trajectories: agentropy shape --method tepo-dense {last}")
+    if last.is_file():
+        print(f"Next: what a method makes of these trajectories: agentropy shape --method tepo-dense {last}")
 
 
 def _environment() -> dict[str, Any]:

@@ -109,9 +109,9 @@ def build(config: RunConfig) -> Setup:
 
 
 def _loss_options(config: RunConfig) -> dict[str, Any]:
-    options = config.loss.model_dump()
+    options = {name: value for name, value in config.loss.model_dump().items() if value is not None}
     trajectories = config.rollout.questions * config.rollout.samples / config.optim.minibatches
-    options["norm_constant"] = options["norm_constant"] or trajectories * (config.rollout.max_new_tokens or 1)
+    options["norm_constant"] = options.get("norm_constant") or trajectories * (config.rollout.max_new_tokens or 1)
     return options
 
 
@@ -141,9 +141,15 @@ def pick_device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("unknown kind")
+    except RuntimeError:
+        raise UserError(f"no device {name!r}; there are auto, cpu, cuda, cuda:1 and mps") from None
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0].split(". ")[0] if device.type == "cuda" else f"this torch has no {device.type}"
+        raise UserError(f"device {name!r} cannot be used here: {why}") from None
     return device
 
 
@@ -155,9 +161,10 @@ def add_lora(model: Any, config: RunConfig) -> Any:
         raise UserError("lora.rank needs the package peft: pip install 'agentropy[lora]'") from None
     c = config.lora
     torch.manual_seed(config.seed)
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=c.rank, lora_alpha=c.alpha, lora_dropout=c.dropout, target_modules=c.targets, task_type="CAUSAL_LM"
-        ),
+    options = LoraConfig(
+        r=c.rank, lora_alpha=c.alpha, lora_dropout=c.dropout, target_modules=c.targets, task_type="CAUSAL_LM"
     )
+    try:
+        return get_peft_model(model, options)
+    except ValueError as error:
+        raise UserError(f"lora.targets {c.targets!r}: {str(error).splitlines()[0]}") from None

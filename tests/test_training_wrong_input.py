@@ -1,0 +1,127 @@
+"""What is wrong with a run's input ends `agentropy train` in one line and exit code 2, and destroys nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentropy.cli import main
+
+TINY = ["--steps", "1", "--rollout.questions", "1", "--rollout.samples", "2", "--evaluation.questions", "0"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Train and expect the one line of a refusal."""
+    assert main(["train", *TINY, *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "meta"], "no device 'meta'"),
+        (["--device", "warp"], "no device 'warp'"),
+        (["--world_options.tool_failures", "many"], "tool_failures"),
+        (["--world_options.kinds", "3"], "kinds"),
+        (["--world", "facts", "--world_options.knowledge_seed", "x"], "knowledge_seed"),
+        (["--protocol_options.tool_tags", "3"], "tool_tags"),
+        (["--protocol_options.tool_tags", "{python: 3}"], "tool_tags"),
+        (["--protocol_options.tag", "3"], "no option 'tag'"),
+        (["--lora.rank", "2", "--lora.targets", "nonsense"], "lora.targets"),
+        (["--resume", "x", "--config", "y"], "leave out --config"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    out = tmp_path / "run"
+    assert words in refused(capsys, *arguments, "--out", str(out))
+    assert not out.exists()
+
+
+def test_run_directories_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (str(file), str(file / "run"), "/proc/run", "a\0b"):
+        assert "choose another --out" in refused(capsys, "--out", out)
+    assert file.read_text() == "mine"
+
+
+def test_a_directory_in_which_another_run_is_at_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert "another process is training" in refused(capsys, "--out", str(tmp_path))
+        (tmp_path / "config.yaml").write_text("steps: 1")
+        assert main(["train", "--resume", str(tmp_path)]) == 2
+        assert "another process is training" in capsys.readouterr().err
+    finally:
+        os.close(handle)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a checkpoint of each."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert main(["train", *TINY, "--steps", "2", "--checkpoint.every", "1", "--out", str(out)]) == 0
+    return out
+
+
+def resume(run: Path, steps: int = 3) -> int:
+    return main(["train", "--resume", str(run), "--steps", str(steps)])
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint" * 1000, None], ids=["empty", "garbage", "truncated"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    state = run / "checkpoints" / "step-000002" / "state.pt"
+    state.write_bytes(state.read_bytes()[:5000] if content is None else content)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    assert resume(run) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"delete {state.parent}" in lines[0]
+    assert (run / "metrics.jsonl").read_bytes() == metrics
+    shutil.rmtree(state.parent)
+    assert resume(run) == 0
+    assert steps_of(run) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "rew', b"\xff\xfe\0", b'[1]\nnull\n{"step": null}\n'])
+def test_what_a_killed_run_left_in_the_metrics_is_dropped(finished: Path, tmp_path: Path, tail: bytes) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    (run / "evaluation-before.json").write_text("{")
+    assert resume(run) == 0
+    assert steps_of(run) == [1, 2, 3]
+
+
+def test_an_empty_configuration_is_no_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "config.yaml").write_bytes(b"")
+    assert resume(run) == 2
+    assert "config.yaml is empty" in capsys.readouterr().err
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_prompts_that_do_not_fit_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *TINY, "--rollout.max_context", "8", "--out", str(tmp_path / "run")]) == 0
+    assert "no prompt fits into the context" in capsys.readouterr().out
+
+
+def test_without_steps_nothing_is_pointed_to_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *TINY, "--steps", "0", "--out", str(tmp_path / "run")]) == 0
+    assert "step-000000" not in capsys.readouterr().out
