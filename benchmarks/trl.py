@@ -7,7 +7,7 @@ float32, no KL term. Two jobs:
 * fixed: random weights, exactly 64 new tokens, no calls;
 * calls: a model that is taught here to call the tool, so that nearly every trajectory has a call, a result, an answer.
 
-TRL runs in `.venv-trl`, which is made on first use, with the settings that make it fastest here: no gradient
+TRL runs in `.venv-trl`, which is made on first use, with settings that are fast here: no gradient
 checkpointing, no logging, no mixed precision. Each side is a process of its own; the two take turns.
 """
 
