@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentropy.errors import UserError
 from agentropy.trajectory import KINDS, STATUSES, Trajectory, check_results
 
 PROMPT, REASONING, CALL, RESULT = range(len(KINDS))
@@ -43,6 +44,9 @@ class Batch:
       truncated[N]      bool, True where a length limit cut the trajectory off (the engine's word, never a padded width)
       void[N]           bool, True where a turn has neither a complete call nor an answer (SimpleTIR)
       lost[N]           bool, True where a fault of ours (status `lost`, stop `error`, no score) spoils the trajectory
+      answered[N]       bool, True where the trajectory ended with an answer
+      parent_of[N]      int64, the trajectory that it was forked from; -1 where there is none in the batch
+      fork_at[N]        int64, it shares its first fork_at tokens with its parent; -1 where parent_of is
       token_start[N+1]  int64, trajectory i owns tokens token_start[i]:token_start[i+1]
       turn_start[N+1]   int64, likewise for turns
       call_start[N+1]   int64, likewise for calls
@@ -52,6 +56,7 @@ class Batch:
       call_trajectory[C]  int64
       call_turn[C]        int64, the turn that wrote the call; parallel calls share it
       call_status[C]      int64, OK, ERROR, TIMEOUT, INVALID or LOST
+      call_tool[C]        int64, index into tools
     """
 
     tokens: Tensor
@@ -67,6 +72,9 @@ class Batch:
     truncated: Tensor
     void: Tensor
     lost: Tensor
+    answered: Tensor
+    parent_of: Tensor
+    fork_at: Tensor
     token_start: Tensor
     turn_start: Tensor
     call_start: Tensor
@@ -75,6 +83,8 @@ class Batch:
     call_trajectory: Tensor
     call_turn: Tensor
     call_status: Tensor
+    call_tool: Tensor
+    tools: tuple[str, ...]
     trajectory_ids: tuple[str, ...]
     question_ids: tuple[str, ...]
     has_logprobs: bool
@@ -117,7 +127,8 @@ class Batch:
 def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     """Lay trajectories end to end. Groups are formed by `question_id`; the order of trajectories is kept.
 
-    Raises UserError where results do not fit the calls they answer (more results than calls in a turn).
+    Raises UserError where results do not fit the calls they answer (more results than calls in a turn), or where a
+    trajectory does not begin as the parent that it names.
     """
     rows: dict[str, list[int]] = {name: [] for name in ("tokens", "kind", "segment", "trajectory", "turn")}
     logprobs: list[float] = []
@@ -125,6 +136,8 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     turn_trajectory: list[int] = []
     turn_has_call: list[bool] = []
     calls: list[tuple[int, int, int]] = []
+    call_tool: list[int] = []
+    tools: dict[str, int] = {}
     starts: dict[str, list[int]] = {"token": [0], "turn": [0], "call": [0]}
     group_index: dict[str, int] = {}
     group_of, score, truncated, void, lost = [], [], [], [], []
@@ -137,6 +150,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         check_results(t)
         after_result = True  # the first model segment opens a turn
         wrote_call = True
+        waiting: list[str] = []
         skipped_call = False  # a turn before the last has no call: what follows it was not asked for
         for s in t.segments:
             turn = -1
@@ -146,6 +160,8 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
                     turn_has_call.append(False)
                     skipped_call = skipped_call or not wrote_call
                     after_result, wrote_call = False, False
+                    waiting = []
+                waiting += [c.tool for c in s.calls]
                 turn = len(turn_trajectory) - 1
                 wrote_call = wrote_call or bool(s.calls)
                 has_logprobs = has_logprobs and (s.logprobs is not None or not s.ids)
@@ -155,6 +171,9 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
                 if s.results:
                     turn_has_call[-1] = wrote_call = True
                 calls.extend((i, len(turn_trajectory) - 1, STATUSES.index(r.status)) for r in s.results)
+                for _ in s.results:
+                    name = waiting.pop(0) if waiting else ""
+                    call_tool.append(tools.setdefault(name, len(tools)))
             n = len(s.ids)
             rows["tokens"].extend(s.ids)
             rows["kind"].extend([KINDS.index(s.kind)] * n)
@@ -187,6 +206,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         return torch.tensor(values, dtype=torch.bool)
 
     kind_of = long(rows["kind"])
+    parent_of, fork_at = _parents(trajectories)
     return Batch(
         tokens=long(rows["tokens"]),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
@@ -201,6 +221,9 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         truncated=flags(truncated),
         void=flags(void),
         lost=flags(lost),
+        answered=flags([t.stop == "answer" for t in trajectories]),
+        parent_of=long(parent_of),
+        fork_at=long(fork_at),
         token_start=long(starts["token"]),
         turn_start=long(starts["turn"]),
         call_start=long(starts["call"]),
@@ -209,9 +232,38 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         call_trajectory=long([c[0] for c in calls]),
         call_turn=long([c[1] for c in calls]),
         call_status=long([c[2] for c in calls]),
+        call_tool=long(call_tool),
+        tools=tuple(tools),
         trajectory_ids=tuple(t.trajectory_id for t in trajectories),
         question_ids=tuple(t.question_id for t in trajectories),
         has_logprobs=has_logprobs,
         has_entropies=has_entropies,
         entropies_exact=all(t.entropy_kind == "exact" for t in trajectories),
     )
+
+
+def _parents(trajectories: Sequence[Trajectory]) -> tuple[list[int], list[int]]:
+    """`parent_of` and `fork_at` of a batch. A parent that is not in the batch shares nothing that could be found."""
+    forked = [i for i, t in enumerate(trajectories) if t.parent_id is not None and t.fork_at is not None]
+    parent_of, fork_at = [-1] * len(trajectories), [-1] * len(trajectories)
+    if not forked:
+        return parent_of, fork_at
+    place = {(t.question_id, t.trajectory_id): i for i, t in enumerate(trajectories)}
+    for i in forked:
+        t = trajectories[i]
+        assert t.parent_id is not None
+        assert t.fork_at is not None
+        parent = place.get((t.question_id, t.parent_id), -1)
+        if parent < 0:
+            continue
+        seen = {i}
+        ancestor = parent
+        while ancestor >= 0 and ancestor not in seen:
+            seen.add(ancestor)
+            ancestor = parent_of[ancestor]
+        ids, others = t.ids[: t.fork_at], trajectories[parent].ids[: t.fork_at]
+        if ancestor >= 0 or len(ids) < t.fork_at or ids != others:
+            why = "is its own ancestor" if ancestor >= 0 else f"does not share its first {t.fork_at} tokens with it"
+            raise UserError(f"trajectory {t.trajectory_id!r} names {t.parent_id!r} as its parent, but {why}")
+        parent_of[i], fork_at[i] = parent, t.fork_at
+    return parent_of, fork_at

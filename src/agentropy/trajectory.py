@@ -130,6 +130,22 @@ class Trajectory:
         return sum(len(s.ids) for s in self.segments if s.is_model)
 
     @property
+    def own_model_tokens(self) -> int:
+        """As `model_tokens`, without those that were inherited from the parent."""
+        return self.model_tokens - sum(len(s.ids) for s in self.inherited if s.is_model)
+
+    @property
+    def inherited(self) -> tuple[Segment, ...]:
+        """The segments before `fork_at`; none for a trajectory that began at the prompt."""
+        out, place = [], 0
+        for s in self.segments if self.parent_id is not None else ():
+            place += len(s.ids)
+            if place > (self.fork_at or 0):
+                break
+            out.append(s)
+        return tuple(out)
+
+    @property
     def prompt(self) -> tuple[int, ...]:
         """Ids of everything before the first sampled token."""
         out: list[int] = []

@@ -91,6 +91,7 @@ class LossInputs:
     mask        `[M]` bool, True for tokens that are learned from; anything may stand elsewhere, NaN included
     entropy     `[M]`, nats, of the current policy; with gradient where entropy_coef is not 0
     ref_logp    `[M]`, under the reference policy
+    marked      `[M]` bool, True for tokens that a method's loss treats apart
     """
 
     logp: Tensor
@@ -100,6 +101,7 @@ class LossInputs:
     mask: Tensor
     entropy: Tensor | None = None
     ref_logp: Tensor | None = None
+    marked: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,14 @@ def kl_k3(logp: Tensor, ref_logp: Tensor, clamp: float = 20.0) -> Tensor:
     return d.exp() - d - 1.0
 
 
-def policy_loss(inputs: LossInputs, config: LossConfig) -> tuple[Tensor, LossStats]:
+def policy_loss(inputs: LossInputs, config: LossConfig, held: Tensor | None = None) -> tuple[Tensor, LossStats]:
     """Clipped surrogate (PPO) with dual clip, k3 penalty and entropy bonus.
 
     `L = max(-A rho, -A clip(rho))`, for A < 0 at most `dual_clip * |A|`; plus `kl_coef * k3 - entropy_coef * H`.
 
+    Args:
+        held: `[M]` bool, True for tokens that keep a bounded gradient where A > 0 and rho is clipped from above (AEPO,
+            arXiv 2510.14545): the clipped term is then `(1 + clip_high) * rho / stopgrad(rho) * A`, of the same value.
     Returns: `sum_t w_t L_t` over the tokens of the mask, exactly 0 with zero gradient where there are none, and the
         sums for the metrics.
     Raises: ValueError where kl_coef or entropy_coef asks for what the inputs lack.
@@ -170,6 +175,9 @@ def policy_loss(inputs: LossInputs, config: LossConfig) -> tuple[Tensor, LossSta
     ratio = log_ratio.exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    if held is not None:
+        bounded = -advantages * (1.0 + config.clip_high) * ratio / ratio.detach()
+        clipped = torch.where(held & (advantages > 0) & (ratio > 1.0 + config.clip_high), bounded, clipped)
     loss = torch.maximum(plain, clipped)
     capped = torch.zeros_like(mask)
     if config.dual_clip is not None:

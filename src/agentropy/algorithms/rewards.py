@@ -15,6 +15,11 @@ ZeroCall = Literal["f1", "zero"]
 """What a trajectory without calls earns under TEPO-sparse: its score, or nothing."""
 
 
+RewardForm = Literal["outcome", "authors"]
+"""What ARPO and AEPO reward: the score, or their authors' rule (`with_format`)."""
+BROKEN, SEVERAL_TOOLS = -1.0, 0.1
+
+
 @dataclass(frozen=True)
 class Rewards:
     """`trajectory[N]` and `turn[U]`, float64; NaN where the trajectory could not be graded."""
@@ -51,3 +56,19 @@ def tepo_dense(batch: Batch, reducing: Tensor, alpha: float = 0.5) -> Rewards:
     turn_reducing = segment_any(reducing, batch.call_turn, batch.n_turns)
     turn = batch.score[batch.turn_trajectory] * (1.0 + alpha * turn_reducing)
     return Rewards(batch.score, turn)
+
+
+def with_format(batch: Batch) -> Rewards:
+    """The rule of ARPO's and AEPO's authors: the score, -1 for a broken format, 0.1 more for several tools.
+
+    The format is broken where the trajectory did not end with an answer or has a void turn. Several tools means that at
+    least two different ones were called on the way to a score above 0.
+    """
+    n, tools = batch.n_trajectories, max(len(batch.tools), 1)
+    pair = batch.call_trajectory * tools + batch.call_tool
+    used = segment_any(torch.ones_like(pair, dtype=torch.bool), pair, n * tools)
+    several = used.view(n, tools).sum(1) >= 2
+    reward = batch.score + SEVERAL_TOOLS * (several & (batch.score > 0))
+    broken = (~batch.answered | batch.void) & ~batch.score.isnan()
+    reward = torch.where(broken, BROKEN, reward)
+    return Rewards(reward, reward[batch.turn_trajectory])

@@ -204,8 +204,10 @@ class LocalPolicy:
             raise
 
     def fork(self, sequence: SequenceHandle, seed: int, at: int | None = None) -> SequenceHandle:
-        """A copy of a sequence that is away, or of its first `at` tokens. Its cache is copied when it is first generated
-        from, up to that place: no token is prefilled again, and until then no slot is taken."""
+        """A copy of a sequence that is away, or of its first `at` tokens.
+
+        Its cache is copied when it is first generated from: no token is prefilled again, no slot is taken until then.
+        """
         own = self._own(sequence)
         if own.state is not State.AWAY:
             raise RuntimeError(f"this sequence is {own.state.value}: fork needs one that is away") from own.error
