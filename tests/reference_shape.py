@@ -94,6 +94,11 @@ def reference(name: str, trajectories: Sequence[Trajectory], o: dict[str, Any]) 
             m = sum(len(v.results) for v, r in zip(u, reducing, strict=True) if r)
             reward[i] = score[i] * (m / n if n else (1.0 if o["zero_call"] == "f1" else 0.0))
             turn_reward[i] = [reward[i]] * len(u)
+        t = trajectories[i]
+        if o.get("reward") == "authors" and t.score is not None:
+            several = len({c.tool for c in t.calls}) > 1 and t.score > 0
+            reward[i] = -1.0 if t.stop != "answer" or is_void(t) else t.score + 0.1 * several
+            turn_reward[i] = [reward[i]] * len(u)
         if name == "tepo-dense":
             turn_reward[i] = [
                 score[i] * (1 + o["alpha"] * (r and bool(v.results))) for v, r in zip(u, reducing, strict=True)
@@ -147,6 +152,14 @@ def reference(name: str, trajectories: Sequence[Trajectory], o: dict[str, Any]) 
     bonus = [[False] * len(row) for row in token]
     if name == "tao-rl" and o["bonus"]:
         _bonus(turns, kept, token, bonus, o)
+    if name == "aepo" and o["entropy_advantage"]:
+        everything = [h for i, u in enumerate(turns) if kept[i] for v in u for h in v.tokens]
+        mean = statistics.fmean(everything) if everything else 0.0
+        std = statistics.pstdev(everything) if everything else 0.0
+        for i, u in enumerate(turns):
+            for position, h in enumerate(h for v in u for h in v.tokens):
+                token[i][position] *= 1 + o["a"] * (h - mean) / (std + 1e-8)
+                bonus[i][position] = kept[i]
     return [
         Expected(
             kept[i],

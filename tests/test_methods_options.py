@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -40,6 +41,8 @@ def rich_batch() -> list[Trajectory]:
         trajectory(none, 1.0, question="b", name="b1"),
         trajectory(rising, 1.0, question="c", name="c0"),
         trajectory(failed, 0.0, question="c", name="c1"),
+        dataclasses.replace(trajectory(ok, 0.5, question="c", name="c2"), parent_id="c3", fork_at=7),
+        trajectory(ok, 0.25, question="c", name="c3"),
     ]
 
 
@@ -58,9 +61,13 @@ def outcome(method: Method) -> tuple[Any, ...]:
         shaped.loss_mask,
         entropy,
         -torch.linspace(0.3, 1.9, n),
+        shaped.marked,
     )
     loss, _ = method.compute_loss(inputs)
-    return shaped.advantages.tolist(), shaped.why, shaped.reward.tolist(), shaped.turn_reward.tolist(), loss.item()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logp.grad is not None
+    rewards = shaped.reward.tolist(), shaped.turn_reward.tolist()
+    return method.rollout, shaped.advantages.tolist(), shaped.why, *rewards, loss.item(), logp.grad.tolist()
 
 
 LOSS: dict[str, dict[str, Any]] = {
@@ -79,7 +86,34 @@ COMMON: dict[str, dict[str, Any]] = {
     "void_filter": {"void_filter": True},
     "accept_estimates": {"accept_estimates": True},
 }
+BRANCHING: dict[str, dict[str, Any]] = {
+    "roots": {"roots": 3},
+    "beam": {"beam": 3},
+    "window": {"window": 10},
+    "base": {"base": 0.4},
+    "beta": {"beta": 0.5},
+    "tau": {"tau": 0.3},
+    "decision": {"decision": "draw"},
+    "timing": {"timing": "before"},
+    "estimation": {"estimation": "hard"},
+    "count_shared": {"count_shared": "once"},
+    "reward": {"reward": "authors"},
+    "statistics": {"statistics": "survivors"},
+}
 CHANGED: dict[str, dict[str, dict[str, Any]]] = {
+    "arpo": BRANCHING,
+    "aepo": BRANCHING
+    | {
+        "pilot": {"pilot": False},
+        "split_beta": {"split_beta": 1.0},
+        "split": {"split": "released"},
+        "fork_penalty": {"fork_penalty": 0.1},
+        "clip_gradient": {"clip_gradient": False},
+        "tokens": {"tokens": "high-entropy"},
+        "q_h": {"q_h": 0.5},
+        "entropy_advantage": {"entropy_advantage": False},
+        "a": {"a": 0.1},
+    },
     "grpo": {"discriminability_filter": {"discriminability_filter": True}, "statistics": {"statistics": "survivors"}},
     "simpletir": {
         "void_filter": {"void_filter": False},
@@ -117,6 +151,11 @@ BASE: dict[tuple[str, str], dict[str, Any]] = {
     ("grpo", "statistics"): {"mask_truncated": True},
     ("tepo-sparse", "statistics"): {"mask_truncated": True},
     ("tepo-dense", "statistics"): {"mask_truncated": True},
+    ("arpo", "statistics"): {"mask_truncated": True},
+    ("aepo", "statistics"): {"mask_truncated": True},
+    ("arpo", "count_shared"): {"estimation": "hard"},
+    ("aepo", "count_shared"): {"estimation": "hard"},
+    ("aepo", "q_h"): {"tokens": "high-entropy"},
     ("tao-rl", "kappa"): {"form": "additive", "alpha": 5.0},
     ("tao-rl", "after"): {"q_h": 0.5},
 }
@@ -139,6 +178,7 @@ def test_defaults_are_recorded_and_building_is_deterministic(name: str) -> None:
     assert set(method.options) == set(method_options(name))
     assert outcome(method) == outcome(make_method(name, **method.options))
     assert make_method(name, clip_high=0.5).loss == LossConfig(clip_high=0.5)
+    assert method.loss.clip_high == method.options["clip_high"] == (0.2 if name in ("arpo", "aepo") else 0.28)
 
 
 def test_text_from_the_command_line_is_read_by_the_options_type() -> None:
@@ -169,6 +209,14 @@ def test_text_from_the_command_line_is_read_by_the_options_type() -> None:
         ("tao-rl", {"bonus": "maybe"}, "bonus='maybe' is neither true nor false"),
         ("tao-rl", {"form": "both"}, "form='both' is none of multiplicative, additive"),
         ("tepo-dense", {"alpha": -0.1}, "alpha=-0.1 is out of range"),
+        ("arpo", {"beam": 0}, "beam=0 is out of range"),
+        ("arpo", {"roots": 0}, "roots=0 is out of range"),
+        ("arpo", {"tau": 1.0}, "tau=1.0 is out of range"),
+        ("arpo", {"base": 1.1}, "base=1.1 is out of range"),
+        ("arpo", {"window": 0}, "window=0 is out of range"),
+        ("arpo", {"count_shared": "once"}, "'each' unless estimation=hard"),
+        ("aepo", {"a": -0.1}, "a=-0.1 is out of range"),
+        ("aepo", {"fork_penalty": -0.1}, "fork_penalty=-0.1 is out of range"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip 0.5 must be above 1"),
         ("grpo", {"aggregation": "sequence-sum-norm"}, "give a number above 0"),
     ],
@@ -178,7 +226,7 @@ def test_what_cannot_be_meant_is_refused(name: str, options: dict[str, Any], mes
         make_method(name, **options)
 
 
-@pytest.mark.parametrize("name", ["tao-rl", "tepo-sparse", "tepo-dense"])
+@pytest.mark.parametrize("name", ["tao-rl", "tepo-sparse", "tepo-dense", "aepo"])
 def test_a_method_never_runs_silently_without_the_entropies_it_needs(name: str) -> None:
     turns = [([1.0], [1.0], ["ok"]), ([0.5], [], [])]
     bare = make_batch([trajectory(turns, s, with_entropies=False) for s in (1.0, 0.0)])
@@ -193,7 +241,16 @@ def test_a_method_never_runs_silently_without_the_entropies_it_needs(name: str) 
     assert accepted.metrics["entropy/exact"] == 0.0
 
 
-@pytest.mark.parametrize(("name", "options"), [("grpo", {}), ("simpletir", {}), ("tao-rl", {"bonus": False})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {}),
+        ("simpletir", {}),
+        ("tao-rl", {"bonus": False}),
+        ("arpo", {}),
+        ("aepo", {"entropy_advantage": False}),
+    ],
+)
 def test_methods_without_need_of_entropies_do_without(name: str, options: dict[str, Any]) -> None:
     turns = [([1.0], [1.0], ["ok"]), ([0.5], [], [])]
     bare = make_batch([trajectory(turns, s, with_entropies=False) for s in (1.0, 0.0)])

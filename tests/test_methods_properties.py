@@ -27,6 +27,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tao-rl", {}),
     ("tao-rl", {"over": "batch", "form": "additive", "void_filter": True}),
     ("tepo-sparse", {}),
+    ("arpo", {}),
+    ("arpo", {"estimation": "hard", "count_shared": "once", "reward": "authors"}),
+    ("aepo", {}),
+    ("aepo", {"tokens": "high-entropy", "estimation": "hard"}),
     ("tepo-dense", {}),
     ("tepo-dense", {"credit": "return"}),
 ]
@@ -128,7 +132,8 @@ def test_a_batch_of_which_nothing_is_left_says_so(name: str, options: dict[str, 
         assert not shaped.advantages.any()
         logp = torch.zeros(batch.n_tokens, requires_grad=True)
         weights = method.token_weights(batch, shaped.loss_mask)
-        loss, stats = method.compute_loss(LossInputs(logp, logp.detach(), shaped.advantages, weights, shaped.loss_mask))
+        inputs = LossInputs(logp, logp.detach(), shaped.advantages, weights, shaped.loss_mask, marked=shaped.marked)
+        loss, stats = method.compute_loss(inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         assert loss.item() == 0.0
         assert stats.metrics()["optim/loss_tokens"] == 0.0

@@ -38,6 +38,24 @@ FLAGS = (
     "credit",
     "include_call_tokens",
     "accept_estimates",
+    "roots",
+    "beam",
+    "base",
+    "beta",
+    "tau",
+    "decision",
+    "timing",
+    "estimation",
+    "count_shared",
+    "reward",
+    "pilot",
+    "split_beta",
+    "split",
+    "fork_penalty",
+    "clip_gradient",
+    "tokens",
+    "entropy_advantage",
+    "a",
 )
 
 
@@ -52,7 +70,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="TRAJECTORIES", help="JSON Lines file of trajectories")
-    parser.add_argument("--method", required=True, help="grpo, simpletir, tao-rl, tepo-sparse or tepo-dense")
+    parser.add_argument(
+        "--method", required=True, help="grpo, simpletir, arpo, aepo, tao-rl, tepo-sparse or tepo-dense"
+    )
     parser.add_argument(
         "--group-size",
         default="auto",

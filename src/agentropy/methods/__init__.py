@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from agentropy.algorithms.losses import LossConfig, LossInputs, LossStats
 from agentropy.errors import UserError
+from agentropy.methods.aepo import aepo
+from agentropy.methods.arpo import arpo
 from agentropy.methods.base import Method, Shaped
 from agentropy.methods.grpo import grpo
 from agentropy.methods.simpletir import simpletir
@@ -20,6 +22,8 @@ from agentropy.methods.tepo import tepo_dense, tepo_sparse
 METHODS: dict[str, Callable[..., Method]] = {
     "grpo": grpo,
     "simpletir": simpletir,
+    "arpo": arpo,
+    "aepo": aepo,
     "tao-rl": tao_rl,
     "tepo-sparse": tepo_sparse,
     "tepo-dense": tepo_dense,
@@ -43,7 +47,7 @@ def make_method(name: str, **options: Any) -> Method:
             raise UserError(f"method {name} has no option {key!r}{_nearest(option, known)}")
         (loss if option in loss_names else values)[option] = _convert(option, value, known[option][0])
     try:
-        config = LossConfig(**loss)
+        config = dataclasses.replace(_loss_of(name), **loss)
     except ValueError as error:
         raise UserError(f"method {name}: {error}") from None
     method = METHODS[name](**values, loss=config)
@@ -56,13 +60,21 @@ def method_options(name: str) -> dict[str, tuple[Any, Any]]:
     build = METHODS[name]
     hints = get_type_hints(build)
     own = {key: (hints[key], p.default) for key, p in inspect.signature(build).parameters.items() if key != "loss"}
-    loss_hints = get_type_hints(LossConfig)
-    return own | {f.name: (loss_hints[f.name], f.default) for f in dataclasses.fields(LossConfig)}
+    loss_hints, loss = get_type_hints(LossConfig), _loss_of(name)
+    return own | {f.name: (loss_hints[f.name], getattr(loss, f.name)) for f in dataclasses.fields(LossConfig)}
+
+
+def _loss_of(name: str) -> LossConfig:
+    """The loss that a method has where nothing else is said."""
+    loss = inspect.signature(METHODS[name]).parameters["loss"].default
+    assert isinstance(loss, LossConfig)
+    return loss
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    begun = [n for n in names if n.startswith(name)]
+    near = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
 
 
@@ -98,6 +110,8 @@ __all__ = [
     "LossStats",
     "Method",
     "Shaped",
+    "aepo",
+    "arpo",
     "grpo",
     "make_method",
     "method_options",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from agentropy.algorithms.branching import count_once
 from agentropy.algorithms.entropy import EntropyChange, entropy_change
 from agentropy.algorithms.filters import Population, Selection, select_found
 from agentropy.algorithms.losses import LossConfig, LossInputs, LossStats, policy_loss, token_weights
@@ -22,6 +23,8 @@ from agentropy.algorithms.rewards import Rewards
 from agentropy.batch import Batch
 from agentropy.errors import UserError
 from agentropy.methods.metrics import shape_metrics
+
+CountShared = Literal["each", "once"]
 
 
 class RolloutSpec(Protocol):
@@ -38,6 +41,8 @@ AdvantageFunction = Callable[[Batch, Rewards, Tensor], Tensor]
 """`(batch, rewards, members[N]) -> [T]`; `members` are the trajectories that count in group statistics."""
 BonusFunction = Callable[[Batch, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`(batch, advantages[T], kept[N]) -> (shaped advantages[T], bonus[T] bool, True where it applied)`."""
+MarkFunction = Callable[[Batch, Tensor], Tensor]
+"""`(batch, kept[N]) -> [T]` bool, True for tokens that the method's loss treats apart."""
 LossFunction = Callable[[LossInputs, LossConfig], tuple[Tensor, LossStats]]
 
 
@@ -53,7 +58,9 @@ class Shaped:
     entropy_change[C]    float32, dH of each executed call in nats; NaN where undefined
     entropy_reducing[C]  bool, True iff dH < 0
     bonus[T]             bool, True where the entropy-guided bonus applied
-    loss_mask[T]         bool, True for the model tokens of kept trajectories
+    loss_mask[T]         bool, True for the model tokens of kept trajectories (with `count_shared="once"`, tokens that
+                         several of them share only in the first)
+    marked[T]            bool, True where the method's loss treats a token apart; None where it treats all alike
     metrics              finite numbers under the names of docs/algorithms.md
     """
 
@@ -67,6 +74,7 @@ class Shaped:
     bonus: Tensor
     loss_mask: Tensor
     metrics: dict[str, float]
+    marked: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Shaped:
         """The same on another device."""
@@ -91,6 +99,9 @@ class Method:
     """Who counts in group statistics: all but lost trajectories, or only those that every filter left."""
     loss: LossConfig = field(default_factory=LossConfig)
     loss_function: LossFunction = policy_loss
+    mark: MarkFunction | None = None
+    count_shared: CountShared = "each"
+    """Tokens that several leaves of a tree share count in the loss of each of them, or once."""
     rollout: RolloutSpec | None = None
     """None: independent samples from the prompt."""
     needs_entropies: bool = False
@@ -116,6 +127,8 @@ class Method:
                 selection = narrow(batch, selection, rewards)
             kept = selection.kept
             loss_mask = batch.is_model & kept[batch.trajectory_of]
+            if self.count_shared == "once":
+                loss_mask = count_once(batch, loss_mask)
             plain = self.advantage(batch, rewards, selection.population(self.statistics))
             plain = torch.where(loss_mask, plain, torch.zeros_like(plain))
             advantages, bonus = plain, torch.zeros_like(loss_mask)
@@ -131,6 +144,7 @@ class Method:
                 entropy_reducing=change.reducing,
                 bonus=bonus,
                 loss_mask=loss_mask,
+                marked=None if self.mark is None else self.mark(batch, kept),
                 metrics=shape_metrics(batch, selection, rewards, change, plain, advantages, bonus),
             )
 

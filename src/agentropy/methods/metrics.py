@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from agentropy.algorithms.branching import shared_tokens
 from agentropy.algorithms.entropy import EntropyChange, post_tool_mask
 from agentropy.algorithms.filters import REASONS, Selection
 from agentropy.algorithms.rewards import Rewards
@@ -72,5 +73,6 @@ def shape_metrics(
     learned = batch.is_model & kept[batch.trajectory_of]
     put("reward/advantage_mean", advantages, learned)
     put("reward/advantage_abs", advantages.abs(), learned)
+    out["batch/shared_tokens"] = float((shared_tokens(batch) & learned).sum())
     out["batch/empty"] = float(not bool(learned.any()))
     return out

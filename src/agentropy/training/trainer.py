@@ -19,6 +19,7 @@ from typing import Any, Literal
 from agentropy.config import RunConfig
 from agentropy.evaluation.summary import evaluation_metrics, rollout_metrics
 from agentropy.policies.base import SamplingParams
+from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
 from agentropy.training.checkpoint import Progress, save_checkpoint
@@ -60,6 +61,7 @@ class Trainer:
         # With LoRA the frozen base is the reference; without, a copy is kept, and only if it is used.
         needs_copy = self.setup.method.loss.kl_coef > 0 and not self.config.lora.rank
         self.reference = copy.deepcopy(model).requires_grad_(False).eval() if needs_copy else None
+        self._roll = rollout_for(self.setup.method.rollout, self.config.rollout.samples)
         self._stop = asyncio.Event()
         self._work: asyncio.Task[Collected] | None = None
 
@@ -127,7 +129,7 @@ class Trainer:
                 params=self.params,
                 limits=self.setup.limits,
                 seed=self.config.seed,
-                roll=rollout,
+                roll=self._roll,
             )
         self._rollout_seconds = time.perf_counter() - started
         return collected
@@ -150,7 +152,7 @@ class Trainer:
             reference_model=self.reference,
         )
         update_seconds = time.perf_counter() - started
-        tokens = sum(t.model_tokens for t in collected.sampled)
+        tokens = sum(t.own_model_tokens for t in collected.sampled)
         seconds = self._rollout_seconds + update_seconds
         self.progress.step += 1
         self.progress.tokens += tokens

@@ -176,6 +176,7 @@ def _micro_step(
         mask=torch.ones_like(old, dtype=torch.bool),
         entropy=scores.entropies[keep],
         ref_logp=ref_logp,
+        marked=None if shaped.marked is None else shaped.marked[index].to(device),
     )
     loss, stats = method.compute_loss(inputs)
     return loss, stats, (logp.detach() - old).abs().cpu()
