@@ -25,6 +25,12 @@ def test_options_go_on_top_of_the_file(tmp_path: Path) -> None:
     assert config.seed == 3
 
 
+def test_texts_stay_texts_on_the_command_line() -> None:
+    config = load_config(None, parse_overrides(["--out", "2024", "--system", "Note: be brief"]))
+    assert (config.out, config.system) == ("2024", "Note: be brief")
+    assert load_config(None, parse_overrides(["--system", "null"])).system is None
+
+
 def test_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
     config = load_config(None, parse_overrides(["--method_options.alpha", "0.05", "--tools", "python,search:a.jsonl"]))
     save_config(config, tmp_path / "c.yaml")

@@ -67,6 +67,9 @@ def test_rows_are_cleaned_and_counted(tmp_path: Path) -> None:
         ('{"question": "x"}', "line 2: no answer"),
         ('{"question": "x", "answers": ["1"], "grader": "vibes"}', "line 2: no grader 'vibes'"),
         ('{"question": "x", "answers": [{"a": 1}]}', "line 2: an answer is"),
+        ('{"question": "x", "tests": 3}', "line 2: 'tests' is a list"),
+        ('{"question": ' + "[" * 5000, "line 2: not JSON"),
+        ('{"question": "x", "answer": ' + "9" * 6000 + "}", "line 2: not JSON"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -74,6 +77,13 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None
     with pytest.raises(UserError, match=message) as caught:
         load_tasks(spec)
     assert "q.jsonl" in str(caught.value)
+
+
+def test_half_a_surrogate_pair_drops_the_row(tmp_path: Path) -> None:
+    spec = write(tmp_path / "q.jsonl", {"question": "ok?", "answers": ["1"]}, '{"question": "\\ud800", "answer": "1"}')
+    source = load_tasks(spec)
+    assert [t.question for t in source.tasks] == ["ok?"]
+    assert source.notes == {"control characters: dropped": 1}
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:

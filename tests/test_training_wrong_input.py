@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import agentropy
 from agentropy.cli import main
 
 TINY = ["--steps", "1", "--rollout.questions", "1", "--rollout.samples", "2", "--evaluation.questions", "0"]
@@ -62,6 +63,49 @@ def test_a_directory_in_which_another_run_is_at_work(tmp_path: Path, capsys: pyt
         assert "another process is training" in capsys.readouterr().err
     finally:
         os.close(handle)
+
+
+def embedded_agent() -> Path:
+    return Path(agentropy.__file__).parent / "tasks" / "warm_starts" / "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("chat_template.jinja", b"{% if %}", "chat template cannot be read"),
+        ("model.safetensors", b"abc" * 100, "no causal language model that loads"),
+        ("tokenizer.json", b"{}", "no tokenizer that loads"),
+        ("config.json", b"{", "no causal language model that loads"),
+    ],
+)
+def test_damaged_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, words: str
+) -> None:
+    model = Path(shutil.copytree(embedded_agent(), tmp_path / "model"))
+    (model / name).write_bytes(content)
+    assert words in refused(capsys, "--model", str(model), "--world", "arithmetic", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"base_model_name_or_path": "./nowhere", "peft_type": "LORA"}'])
+def test_damaged_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_bytes(content)
+    refused(capsys, "--model", str(tmp_path / "adapter"), "--world", "arithmetic", "--out", str(tmp_path / "run"))
+
+
+def test_questions_that_cannot_be_used_leave_no_run_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "one.jsonl", tmp_path / "run"
+    file.write_text('{"question": "a", "answer": "1"}\n')
+    arguments = ["--model", str(embedded_agent()), "--protocol", "tags", "--out", str(out)]
+    assert "no training question" in refused(capsys, "--tasks", str(file), *arguments)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"title": "a", "text": "b"}\n')
+    tools = ["--protocol", "fence", "--tools", f"search:{corpus}"]
+    assert "fence" in refused(capsys, "--world", "arithmetic", *arguments, *tools)
+    assert not out.exists()
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,9 @@ def dotted_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[st
     return keys
 
 
+_TEXTS = {name for name, info in RunConfig.model_fields.items() if info.annotation in (str, str | None)}
+
+
 def _check_key(key: str) -> None:
     known = dotted_keys()
     inside = [k for k in known if k.startswith(f"{key}.")]
@@ -296,6 +299,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 def _value(key: str, text: str) -> Any:
     if key in ("log", "tools"):
         return [part for part in text.split(",") if part]
+    if key in _TEXTS:  # `--out 2024` and `--system "Note: be brief"` are text, whatever YAML makes of them
+        return None if text in ("null", "~") else text
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

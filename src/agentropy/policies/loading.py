@@ -121,11 +121,17 @@ def _load_adapter(name: str, dtype: torch.dtype, device: str | torch.device) -> 
         raise UserError(f"{name} is a peft adapter: pip install 'agentropy[lora]'")
     from peft import PeftConfig, PeftModel
 
-    base = PeftConfig.from_pretrained(name).base_model_name_or_path
+    try:
+        base = PeftConfig.from_pretrained(name).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{name}/adapter_config.json cannot be read: {_first_line(error)}") from None
     if not base:
         raise UserError(f"{name}/adapter_config.json does not name its base model")
     model, tokenizer = load_model(base, dtype, device)
-    return PeftModel.from_pretrained(model, name, is_trainable=True).eval(), tokenizer
+    try:
+        return PeftModel.from_pretrained(model, name, is_trainable=True).eval(), tokenizer
+    except Exception as error:  # a broken file can fail anywhere in the parsers
+        raise UserError(f"the adapter {name} does not load onto {base}: {_first_line(error)}") from error
 
 
 def _explain(name: str, error: Exception, local: bool) -> str:

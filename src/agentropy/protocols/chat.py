@@ -40,6 +40,8 @@ def render(text: TokenText, messages: Sequence[Message], options: Mapping[str, A
     arguments = {"tools": tools, "tokenize": False, "add_generation_prompt": True, **options}
     try:
         return str(apply(list(messages), **arguments))
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"the tokenizer's chat template cannot be read: line {error.lineno}: {error.message}") from None
     except (jinja2.TemplateError, ValueError):
         if len(messages) < 2 or messages[0]["role"] != "system":
             raise

@@ -42,7 +42,7 @@ _MATH = re.compile(r"\\|^[-+]?[$£€]?[\d.,]*\d[%°]?$|^[^A-Za-z]*\d[^A-Za-z]*$
 _LOST_BACKSLASH = {"\x08": "\\b", "\x0c": "\\f", "\x0b": "\\v", "\x07": "\\a"}
 _LOST = re.compile(r"([\x07\x08\x0b\x0c])(?=[A-Za-z])")
 _LOST_TAB = re.compile(r"\t(?=(?:imes|ext|heta|frac|an|riangle)\b|ext\{|frac\{)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ def _task(
 ) -> tuple[Task | None, str | None]:
     question = _question(where, row, options.get("question"))
     tests = row.get("tests")
+    if tests and not isinstance(tests, list | Mapping):
+        raise UserError(f"{where}: 'tests' is a list of tests or one test, not {type(tests).__name__}")
     golds = () if tests else _golds(where, row, options.get("answer"))
     texts = [repair(t) for t in (question, *golds)]
     if texts != [question, *golds]:
@@ -272,6 +274,8 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 raise UserError(f"{where}: not UTF-8") from None
             except json.JSONDecodeError as error:
                 raise UserError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+            except (RecursionError, ValueError):  # nested too deep, or an integer of too many digits
+                raise UserError(f"{where}: not JSON that can be read") from None
             if not isinstance(row, dict):
                 raise UserError(f"{where}: a {type(row).__name__}, where an object is needed")
             yield where, row

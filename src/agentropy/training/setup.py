@@ -92,6 +92,8 @@ def build(config: RunConfig) -> Setup:
         name=path,
     )
     dialect = make_dialect(config.protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
+    if config.steps:  # questions, template or tools that cannot be used show here, before a run directory is filled
+        dialect.prompt(tasks.train(0).question, toolbox.specs, config.system)
     scorer = Scorer()
     return Setup(
         agent=Agent(policy, dialect, toolbox, scorer, config.system),
