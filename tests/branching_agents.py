@@ -10,7 +10,7 @@ from typing import Any
 
 from agentropy.algorithms.branching import Branching
 from agentropy.policies.base import Finish, Policy, SamplingParams, Stop
-from agentropy.protocols.base import Turn
+from agentropy.protocols.base import Dialect, Turn
 from agentropy.rollout.branching import branching_rollout
 from agentropy.rollout.loop import Agent, Attempt, Limits
 from agentropy.seeds import derive
@@ -79,6 +79,7 @@ def grow(
     limits: Limits = Limits(4, 40, 200),
     params: SamplingParams = SamplingParams(max_new_tokens=12),
     seed: int = 0,
+    dialect: Dialect | None = None,
 ) -> list[Trajectory]:
     """Trees by a policy with the dialect of ids."""
 
@@ -86,7 +87,7 @@ def grow(
         toolbox = make_toolbox([slow_tool()] if parts is None else parts)
         await toolbox.start()
         try:
-            agent = Agent(policy, IdDialect(), toolbox, even)
+            agent = Agent(policy, dialect or IdDialect(), toolbox, even)
             rolled = branching_rollout(spec, samples, agent, attempts_of(questions, samples, seed), params, limits)
             return await asyncio.wait_for(rolled, 60)
         finally:

@@ -16,12 +16,15 @@ from agentropy.algorithms.branching import Branching, branch_probability, shared
 from agentropy.batch import make_batch
 from agentropy.errors import UserError
 from agentropy.evaluation.summary import rollout_metrics
+from agentropy.policies.base import Finish
 from agentropy.policies.local import LocalPolicy
 from agentropy.policies.scripted import ScriptedPolicy, ScriptedTurn
+from agentropy.protocols.base import Turn
 from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import Limits, rollout
-from agentropy.trajectory import Trajectory, dumps, from_json
-from branching_agents import bare, check_tree, grow, slow_tool
+from agentropy.tools.python import python_tool
+from agentropy.trajectory import ToolCall, Trajectory, dumps, from_json
+from branching_agents import IdDialect, bare, check_tree, grow, slow_tool
 from engine_models import VOCAB, tiny_model
 
 ALWAYS = Branching(base=1.0, beta=0.0, decision="draw")
@@ -183,6 +186,24 @@ def test_stateful_tools_are_copied_as_they_were_at_the_fork() -> None:
         assert len(roots(leaves)) < 8
         for t in leaves:
             assert [r.content for r in t.results] == ["5", "5,6", "5,6,7"]
+
+
+def test_a_stateful_interpreter_is_copied_as_it_was_at_the_fork() -> None:
+    part = python_tool(stateful=True)
+
+    class Programs(IdDialect):
+        def read(self, ids: Sequence[int], finish: Finish) -> Turn:
+            read = super().read(ids, finish)
+            code = f"seen = globals().get('seen', []) + [{ids[-1]}]\nprint(seen)"
+            return Turn(read.call_start, (ToolCall("python", {"code": code}),) if read.calls else (), read.answer)
+
+    turns = [turn(0.5, CALL), turn(0.6, CALL + 1), turn(0.7, CALL + 2), turn(0.5, ANSWER)]
+    limits = Limits(4, 40, 400)
+    leaves = grow(scripted(*turns), ALWAYS, samples=4, parts=[part], limits=limits, dialect=Programs())
+    check_tree(leaves, 4)
+    assert len(roots(leaves)) == 2
+    for t in leaves:
+        assert [r.content.strip() for r in t.results] == ["[5]", "[5, 6]", "[5, 6, 7]"]
 
 
 def test_tools_that_cannot_be_copied_are_refused_with_the_reason() -> None:

@@ -152,6 +152,20 @@ def test_missing_entropies_are_named_by_line(tmp_path: Path) -> None:
     assert [row["reward"] for row in accepted] == [1.0, 0.0]
 
 
+def test_trees_are_read_from_the_file(tmp_path: Path) -> None:
+    turns = [([1.0], [0.5], ["ok"]), ([0.5], [], [])]
+    path = tmp_path / "t.jsonl"
+    rows = [trajectory(turns, 1.0, name="a"), trajectory([turns[0], ([0.1, 0.9], [], [])], 0.0, name="b")]
+    write_jsonl(path, [rows[0], dataclasses.replace(rows[1], parent_id="a", fork_at=5)])
+    high = pytest.approx(0.70711, abs=1e-4)
+    low = pytest.approx(-0.70711, abs=1e-4)
+    assert [r["advantages"] for r in shaped(path, "--method", "arpo")] == [[high] * 3, [low] * 4]
+    hard = shaped(path, "--method", "arpo", "--estimation", "hard")
+    assert [r["advantages"] for r in hard] == [[0.0, 0.0, high], [0.0, 0.0, low, low]]
+    write_jsonl(path, [rows[0], dataclasses.replace(rows[1], parent_id="a", fork_at=6)])
+    assert "'b' names 'a' as its parent, but does not share its first 6 tokens" in error(path, "--method", "arpo")
+
+
 def test_flags_are_the_options_of_the_methods() -> None:
     loss = set(LossConfig.__dataclass_fields__)
     assert set(shape.FLAGS) == {o for name in METHODS for o in method_options(name)} - loss

@@ -115,6 +115,22 @@ def test_how_micro_batches_are_packed_does_not_change_the_gradient(model: Any, a
     assert max(float(x.abs().max()) for x in whole[0]) > 1e-3
 
 
+def test_packing_does_not_change_which_tokens_keep_a_clipped_gradient(model: Any) -> None:
+    rows = make_batch(trajectories(model))
+    batch = dataclasses.replace(rows, logprobs=rows.logprobs - 0.5)  # every ratio is 1.65
+    method = make_method("aepo", tokens="high-entropy")
+    whole = gradients(model, batch, method)
+    for budget in (1, 40):
+        packed = gradients(model, batch, method, micro_batch_tokens=budget)
+        for a, b in zip(whole, packed, strict=True):
+            for x, y in zip(a, b, strict=True):
+                torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-4)
+    every = gradients(model, batch, make_method("aepo"))
+    none = gradients(model, batch, make_method("aepo", clip_gradient=False))
+    for other in (every, none):
+        assert max(float((x - y).abs().max()) for x, y in zip(whole[0], other[0], strict=True)) > 1e-4
+
+
 def test_the_first_ratio_is_one_and_the_gap_is_zero(model: Any) -> None:
     batch = make_batch(trajectories(model))
     method = make_method("grpo")
