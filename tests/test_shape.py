@@ -162,8 +162,8 @@ def test_trees_are_read_from_the_file(tmp_path: Path) -> None:
     assert [r["advantages"] for r in shaped(path, "--method", "arpo")] == [[high] * 3, [low] * 4]
     hard = shaped(path, "--method", "arpo", "--estimation", "hard")
     assert [r["advantages"] for r in hard] == [[0.0, 0.0, high], [0.0, 0.0, low, low]]
-    write_jsonl(path, [rows[0], dataclasses.replace(rows[1], parent_id="a", fork_at=6)])
-    assert "'b' names 'a' as its parent, but does not share its first 6 tokens" in error(path, "--method", "arpo")
+    write_jsonl(path, [rows[0], dataclasses.replace(rows[1], parent_id="a", fork_at=7)])
+    assert "'b' names 'a' as its parent, but does not share its first 7 tokens" in error(path, "--method", "arpo")
 
 
 def test_flags_are_the_options_of_the_methods() -> None:
