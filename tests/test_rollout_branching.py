@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import random
@@ -16,15 +17,16 @@ from agentropy.algorithms.branching import Branching, branch_probability, shared
 from agentropy.batch import make_batch
 from agentropy.errors import UserError
 from agentropy.evaluation.summary import rollout_metrics
-from agentropy.policies.base import Finish
+from agentropy.policies.base import Finish, SamplingParams
 from agentropy.policies.local import LocalPolicy
 from agentropy.policies.scripted import ScriptedPolicy, ScriptedTurn
 from agentropy.protocols.base import Turn
-from agentropy.rollout.branching import rollout_for
-from agentropy.rollout.loop import Limits, rollout
+from agentropy.rollout.branching import branching_rollout, rollout_for
+from agentropy.rollout.loop import Agent, Limits, rollout
 from agentropy.tools.python import python_tool
+from agentropy.tools.session import make_toolbox
 from agentropy.trajectory import ToolCall, Trajectory, dumps, from_json
-from branching_agents import IdDialect, bare, check_tree, grow, slow_tool
+from branching_agents import IdDialect, attempts_of, bare, check_tree, even, grow, slow_tool
 from engine_models import VOCAB, tiny_model
 
 ALWAYS = Branching(base=1.0, beta=0.0, decision="draw")
@@ -242,6 +244,39 @@ def test_a_busy_sandbox_makes_a_root_of_the_branch() -> None:
         assert len(roots(leaves)) == 6
 
 
+def test_environments_that_ask_every_attempt_something_else() -> None:
+    class Asking(Counter):
+        count = 0
+
+        def reset(self) -> str | None:
+            Asking.count += 1
+            return f"variant {Asking.count}"
+
+    turns = [turn(0.5, CALL), turn(0.6, CALL), turn(0.5, ANSWER)]
+    for pilot in (None, 0.5):
+        for policy in (scripted(*turns), LocalPolicy(tiny_model("qwen3"))):
+            leaves = grow(policy, dataclasses.replace(ALWAYS, split_beta=pilot), samples=6, parts=[Asking])
+            check_tree(leaves, 6)
+            assert len({t.prompt for t in roots(leaves)}) == len(roots(leaves))
+
+
+def test_a_rollout_that_is_cancelled_closes_everything() -> None:
+    async def main() -> None:
+        policy = LocalPolicy(tiny_model("qwen3"))
+        toolbox = make_toolbox([slow_tool(1)])
+        agent = Agent(policy, IdDialect(), toolbox, even)
+        rolled = branching_rollout(ALWAYS, 8, agent, attempts_of(2, 8), SamplingParams(max_new_tokens=12), Limits())
+        task = asyncio.create_task(rolled)
+        while policy.statistics()["steps"] < 15:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        policy.end()  # raises where a sequence is still open
+
+    asyncio.run(main())
+
+
 def test_the_file_keeps_the_tree() -> None:
     policy = scripted(turn(0.5, CALL), turn(0.6, CALL), turn(0.5, ANSWER))
     leaves = grow(policy, ALWAYS, samples=6)
@@ -340,6 +375,17 @@ def test_trees_of_the_engine_are_bit_equal_whatever_the_tools_timing(pilot: floa
     assert branches >= 4
     with policy.rollout():
         assert [bare(t) for t in grow(policy, spec, questions=3, samples=8, seed=1)] != seen[0]
+
+
+@pytest.mark.parametrize("options", [{"deterministic": False}, {"result_delay": None}, {"max_slots": 1}])
+def test_trees_are_whole_in_every_mode_of_the_engine(options: dict[str, Any]) -> None:
+    policy = LocalPolicy(tiny_model("qwen3"), **options)
+    for pilot in (None, 0.5):
+        with policy.rollout():
+            spec = Branching(base=0.7, tau=0.3, split_beta=pilot)
+            leaves = grow(policy, spec, questions=2, samples=6, parts=[slow_tool(3, last=lambda x: x == 7)])
+        for i in range(2):
+            check_tree(leaves[i * 6 : i * 6 + 6], 6)
 
 
 def test_the_engine_prefills_no_shared_token_twice_and_branches_part() -> None:
