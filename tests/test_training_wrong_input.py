@@ -5,7 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -153,6 +158,77 @@ def test_an_empty_configuration_is_no_run(finished: Path, tmp_path: Path, capsys
     (run / "config.yaml").write_bytes(b"")
     assert resume(run) == 2
     assert "config.yaml is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [1_000_000, 4_000_000], ids=["weights", "state"])
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        assert resume(run) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "cannot write the checkpoint" in lines[0]
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    assert steps_of(run) == [1, 2, 3]
+    assert resume(run) == 0
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A run in a process of its own, in which Ctrl-C is not ignored."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentropy.cli", "train", *TINY, "--steps", "300", "--out", str(out), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def wait_for(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"ended without {words!r}: {process.communicate()[1]}")
+
+
+def test_sigterm_in_training_saves_and_stops(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for(process, "step 1/")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "everything is saved" in out
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_two_signals_end_it_in_one_line(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    wait_for(process, "step 1/")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode in (130, -signal.SIGINT)
+    assert len(err.splitlines()) <= 1
+
+
+def test_a_reader_that_leaves_costs_no_work(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--steps", "2")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+    process.stderr.close()
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 
 def steps_of(run: Path) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -51,18 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"agentropy {args.command.replace('_', '-')}: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" at {error.filename}" if error.filename else ""
-        print(f"agentropy {args.command}: the disk is full{where}; free some space and run again", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        # What was under way dies with it, and asyncio would show each task's traceback.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
         return 130
     except BrokenPipeError:  # `agentropy shape … | head` is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        name = args.command.replace("_", "-")
+        print(f"agentropy {name}: the disk is full{where}; free some space and run again", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class LoraConfig(_Strict):
 
 class CheckpointConfig(_Strict):
     every: int = Field(10, ge=1)
-    """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
+    """Steps between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
     keep: int = Field(2, ge=1)
     """Older ones are deleted."""
 

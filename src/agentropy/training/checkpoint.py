@@ -61,7 +61,7 @@ def save_checkpoint(
         SafetensorError,
     ) as error:  # the last two are how torch and safetensors fail to write
         shutil.rmtree(partial, ignore_errors=True)
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "not all was written; a full disk?"
         raise UserError(f"cannot write the checkpoint {final}: {why}") from None
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

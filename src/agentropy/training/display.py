@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -83,8 +84,15 @@ class TimeLeft:
         return (now - self._started) / (step - self._first) * (total - step)
 
 
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # nobody reads any more (`| head`, a lost connection); the run is worth finishing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class PlainDisplay:
-    """One line a step, for logs and pipes."""
+    """One line a step, for logs and pipes. Goes on in silence where the reader of a pipe has gone."""
 
     def __init__(self) -> None:
         self._left = TimeLeft()
@@ -93,10 +101,10 @@ class PlainDisplay:
         left = self._left.after(step, total, metrics)
         cells = " ".join(f"{label} {_cell(metrics, name, form)}" for name, label, form in COLUMNS)
         note = trouble(metrics)
-        print(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""), flush=True)
+        _print(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""))
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        _print(text)
 
     def close(self) -> None:
         pass

@@ -35,6 +35,9 @@ from agentropy.trajectory import Trajectory, write_jsonl
 SHAPED_PREFIXES = ("entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
 class Stopped(Exception):
     """Training ended early on the user's word; everything is saved."""
 
@@ -97,22 +100,25 @@ class Trainer:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends the rollout at once but lets an update finish; a second Ctrl-C ends the process."""
+        """Ctrl-C or SIGTERM ends the rollout at once but lets an update finish; a second one ends the process."""
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in STOPPING:
+                loop.remove_signal_handler(number)
             self._stop.set()
             if self._work is not None:
                 self._work.cancel()
 
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
-            loop.add_signal_handler(signal.SIGINT, interrupt)
+            for number in STOPPING:
+                loop.add_signal_handler(number, interrupt)
         try:
             yield
         finally:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.remove_signal_handler(signal.SIGINT)
+                for number in STOPPING:
+                    loop.remove_signal_handler(number)
 
     async def _collect(self) -> Collected:
         r = self.config.rollout
