@@ -45,8 +45,8 @@ Run = Callable[[Mapping[str, Any]], Awaitable[ToolResult]]
 X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
 
-def slow_tool(timing: int | None = None, last: Callable[[int], bool] = lambda x: False) -> Tool:
-    """A tool that takes its time (decided by `timing`); where `last(x)` holds its result ends the trajectory."""
+def slow_tool(timing: int | None = None, last: Callable[[int], bool] = lambda x: False, seconds: float = 0.0) -> Tool:
+    """A tool that takes its time (`seconds`, or decided by `timing`); where `last(x)` holds it ends the trajectory."""
     clock = random.Random(timing)
 
     async def run(arguments: Mapping[str, Any]) -> ToolResult:
@@ -55,6 +55,7 @@ def slow_tool(timing: int | None = None, last: Callable[[int], bool] = lambda x:
                 await asyncio.sleep(0)
             if clock.random() < 0.4:
                 await asyncio.sleep(clock.random() * 0.01)
+        await asyncio.sleep(seconds)
         return ToolResult(f"r{arguments['x']}", stop=last(arguments["x"]))
 
     return Tool("tool", "Does something.", X, run)

@@ -377,6 +377,21 @@ def test_trees_of_the_engine_are_bit_equal_whatever_the_tools_timing(pilot: floa
         assert [bare(t) for t in grow(policy, spec, questions=3, samples=8, seed=1)] != seen[0]
 
 
+@pytest.mark.parametrize("seed", [0, 8, 11])
+def test_when_a_budget_is_filled_up_does_not_hang_on_the_tools_speed(seed: int) -> None:
+    """Tools that end a trajectory decide who is the last of its tree; the engine must compute the same steps."""
+    policy = LocalPolicy(tiny_model("qwen3"))
+    computed = []
+    for seconds in (0.0, 0.08):
+        before = policy.statistics()
+        with policy.rollout():
+            tool = slow_tool(last=lambda x: True, seconds=seconds)
+            limit = SamplingParams(max_new_tokens=20)
+            grow(policy, Branching(roots=2), questions=6, samples=4, parts=[tool], params=limit, seed=seed)
+        computed.append({k: v - before[k] for k, v in policy.statistics().items()})
+    assert computed[0] == computed[1]
+
+
 @pytest.mark.parametrize("options", [{"deterministic": False}, {"result_delay": None}, {"max_slots": 1}])
 def test_trees_are_whole_in_every_mode_of_the_engine(options: dict[str, Any]) -> None:
     policy = LocalPolicy(tiny_model("qwen3"), **options)
