@@ -83,6 +83,7 @@ def test_rows_come_out_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("row", "message"),
     [
         ("{bad", r"rows.jsonl, line 3: not JSON"),
+        ("[" * 100_000, r"line 3: not JSON"),
         ("[1]", r"line 3: a row must be a JSON object"),
         ({"kind": "art", "gold": ["1"], "prediction": "1"}, r"line 3: unknown kind 'art'"),
         ({"kind": "qa", "gold": ["1"], "prediction": "1", "metric": "bleu"}, r"line 3: unknown metric 'bleu'"),
@@ -99,6 +100,12 @@ def test_a_broken_row_is_named_and_those_before_it_are_kept(
     with pytest.raises(UserError, match=message):
         grade("--jsonl", write_rows(tmp_path / "rows.jsonl", [good, good, row, good]))
     assert [v["correct"] for v in verdicts(capsys)] == [True, True]
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"gold": "1", "prediction": "1"}\r\n')
+    grade("--jsonl", str(tmp_path / "rows.jsonl"))
+    assert [v["correct"] for v in verdicts(capsys)] == [True]
 
 
 def test_wrong_calls(tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ def test_cases_come_back_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[
         ('{"code": "1", "stdin": 1}', "line 2: stdin is of the wrong type"),
         ('{"code": "1", "timeout": 0}', "line 2: timeout must be a positive"),
         ('{"code": "1", "timeout": "x"}', "line 2: timeout is of the wrong type"),
+        ('{"code": "1", "timeout": true}', "line 2: timeout is of the wrong type"),
+        ('{"code": "1", "timeout": ' + "9" * 400 + "}", "line 2: timeout must be a positive"),
+        ("[" * 100_000, "line 2: no JSON"),
         ('{"code_gen": "open(1)"}', "line 2: code_gen: NameError"),
         ('{"code_gen": "1"}', "line 2: code_gen makes no string"),
     ],
@@ -85,6 +88,15 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_no_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"code": "1 + 1"}\r\n')
+    assert main(["sandbox", "run", "--jsonl", str(file)]) == 0
+    assert results(capsys)[0]["stdout"] == "2\n"
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,3 +73,12 @@ def test_what_is_missing_is_said(
 ) -> None:
     assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_damaged_tokenizer_is_named(run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), "--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path) in error
+    assert error.count("\n") == 1

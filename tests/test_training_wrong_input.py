@@ -121,6 +121,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_others_may_read_the_weights_as_they_may_read_the_rest(finished: Path) -> None:
+    for place in (finished / "model", finished / "checkpoints" / "step-000002" / "model"):
+        modes = {p.name: p.stat().st_mode for p in place.iterdir()}
+        assert modes["model.safetensors"] == modes["config.json"]
+
+
 def resume(run: Path, steps: int = 3) -> int:
     return main(["train", "--resume", str(run), "--steps", str(steps)])
 

@@ -196,6 +196,10 @@ def test_a_broken_object_is_named_with_its_line(data: dict[str, Any], message: s
         (b"[1, 2]", "line 1: a trajectory is a JSON object, not a list"),
         (b"[" * 100_000, "line 1: not JSON that can be read"),
         (b"1" * 5_000, "line 1: not JSON that can be read"),
+        (
+            b'{"question_id": "q", "segments": [{"kind": "prompt", "ids": [9223372036854775808]}]}',
+            "line 1: segment 0: 'ids' is no list of token ids",
+        ),
         (b'{"question_id": "q", "segments": [], "score": NaN}', "line 1: score nan is no finite number"),
     ],
 )

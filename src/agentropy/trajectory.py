@@ -29,6 +29,8 @@ ENTROPY_KINDS: tuple[str, ...] = get_args(EntropyKind)
 STATUSES: tuple[str, ...] = get_args(Status)
 STOPS: tuple[str, ...] = get_args(StopReason)
 MODEL_KINDS = ("reasoning", "call")
+ID_LIMIT = 2**63
+"""Tensors hold ids below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ def _segment_from_json(data: Any) -> Segment:
     if "kind" not in data or "ids" not in data:
         raise UserError("needs the keys 'kind' and 'ids'")
     ids = data["ids"]
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < ID_LIMIT for i in ids):
         raise UserError("'ids' is no list of token ids")
     return Segment(
         kind=data["kind"],
@@ -382,7 +384,8 @@ def write_lines(path: Path | str, lines: Iterable[str]) -> None:
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
+        # Half a surrogate pair is no UTF-8; as an escape it stays the same JSON.
+        with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.writelines(line + "\n" for line in lines)
         partial.replace(path)
     except OSError as error:

@@ -182,7 +182,7 @@ def _lines(name: str) -> Iterator[tuple[int, str]]:
         return
     try:
         file: TextIO
-        with Path(name).open(encoding="utf-8") as file:
+        with Path(name).open(encoding="utf-8-sig") as file:
             yield from enumerate(file, 1)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"can't read {name}: {error.strerror}") from None
@@ -199,6 +199,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
             row = json.loads(line)
         except ValueError as error:
             raise UserError(f"{where}: not JSON ({error})") from None
+        except RecursionError:
+            raise UserError(f"{where}: not JSON that can be read (nested too deep)") from None
         yield _row(row, where, args)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentropy.sandbox import ExecutionResult, LocalSandbox
 
 DEFAULT_TIMEOUT = 5.0
+MAX_TIMEOUT = 1e9
 # What a `code_gen` expression may name; it is for long programs that are tedious to write out.
 GENERATORS = {"range": range, "str": str, "chr": chr, "len": len, "repr": repr, "sum": sum, "list": list}
 
@@ -100,13 +101,13 @@ async def _in_order(
 def read_cases(path: Path, timeout: float) -> list[dict[str, Any]]:
     """The cases of a JSONL file. Raises UserError with the number of a line that is none."""
     cases = []
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(_read(path).removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             case = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: no JSON ({error})") from error
         if not isinstance(case, dict):
             raise UserError(f"{where}: not a JSON object")
@@ -118,11 +119,13 @@ def read_cases(path: Path, timeout: float) -> list[dict[str, Any]]:
             ("setup_code", (str, type(None)), False),
             ("timeout", (int, float), False),
         ):
-            if (required or name in case) and not isinstance(case.get(name), kinds):
+            value = case.get(name)
+            if (required or name in case) and (not isinstance(value, kinds) or isinstance(value, bool)):
                 raise UserError(f"{where}: {name} is {'missing' if name not in case else 'of the wrong type'}")
-        case["timeout"] = float(case.get("timeout", timeout))
-        if not (case["timeout"] > 0 and math.isfinite(case["timeout"])):
+        seconds = case.get("timeout", timeout)
+        if not 0 < seconds <= MAX_TIMEOUT:
             raise UserError(f"{where}: timeout must be a positive number of seconds")
+        case["timeout"] = float(seconds)
         cases.append(case)
     return cases
 

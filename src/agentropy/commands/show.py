@@ -71,7 +71,11 @@ def _tokenizer(file: Path, model: Path | None) -> Any:
     places = [model] if model else [run_directory / "model", *sorted(run_directory.glob("checkpoints/*/model"))]
     for place in places:
         if (place / "tokenizer_config.json").is_file():
-            return AutoTokenizer.from_pretrained(str(place))
+            try:
+                return AutoTokenizer.from_pretrained(str(place))
+            except Exception as error:  # a broken file can fail anywhere in the parsers
+                why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise UserError(f"the tokenizer in {place} does not load ({why}); name another with --model") from None
     raise UserError(f"no tokenizer beside {file}; name a model's folder with --model")
 
 

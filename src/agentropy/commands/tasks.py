@@ -40,10 +40,18 @@ def all_tasks(source: Any, limit: int) -> list[Any]:
     return tasks + [source.train(i) for i in range(min(256, limit - len(tasks)))]
 
 
+def _at_least(value: int, least: int, option: str) -> None:
+    from agentropy.errors import UserError
+
+    if value < least:
+        raise UserError(f"{option} must be at least {least}, not {value}")
+
+
 def run_show(args: argparse.Namespace) -> int:
     """Print questions."""
     from agentropy.tasks.files import FileTasks
 
+    _at_least(args.n, 0, "--n")
     for spec in args.specs:
         source = open_source(spec, args.seed)
         print(f"{source.name}:" + (_notes(source) if isinstance(source, FileTasks) else ""))
@@ -65,6 +73,8 @@ def run_check(args: argparse.Namespace) -> int:
     """Grade golds. Returns 1 if any of them fails."""
     import asyncio
 
+    _at_least(args.limit, 1, "--limit")
+    _at_least(args.list, 0, "--list")
     return asyncio.run(_check(args.specs, args.limit, args.list))
 
 

@@ -47,6 +47,12 @@ def run(args: argparse.Namespace) -> int:
         out = Path(args.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"{out} exists and is not an empty folder")
+        try:  # not after minutes of work
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {out} ({error.strerror}); choose another --out") from None
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to the folder {out}; choose another --out")
         train_warm_start(recipe, out)
     print(f"saved in {out}")
     if args.questions:

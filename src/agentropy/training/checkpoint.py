@@ -32,6 +32,20 @@ class Progress:
     seconds: float = 0.0
 
 
+def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Write model and tokenizer as an ordinary Hugging Face checkpoint."""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    share(directory)
+
+
+def share(directory: Path) -> None:
+    """Give weights the rights that other new files get: safetensors lets nobody but their owner read them."""
+    mode = (directory / "tokenizer_config.json").stat().st_mode & 0o777
+    for weights in directory.glob("*.safetensors"):
+        weights.chmod(mode)
+
+
 def save_checkpoint(
     directory: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, progress: Progress, keep: int
 ) -> Path:
@@ -41,8 +55,7 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        model.save_pretrained(partial / "model")
-        tokenizer.save_pretrained(partial / "model")
+        save_model(model, tokenizer, partial / "model")
         trainable = {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad}
         torch.save(
             {

@@ -27,7 +27,7 @@ from transformers.utils import logging as hf_logging
 from agentropy import __version__
 from agentropy.config import RunConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
-from agentropy.training.checkpoint import list_checkpoints, restore
+from agentropy.training.checkpoint import list_checkpoints, restore, save_model
 from agentropy.training.display import duration, make_display
 from agentropy.training.loggers import make_loggers
 from agentropy.training.setup import build
@@ -198,8 +198,7 @@ def _export(trainer: Trainer) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     final = trainer.directory / "model"
     try:
-        trainer.setup.model.save_pretrained(partial)
-        trainer.setup.tokenizer.save_pretrained(partial)
+        save_model(trainer.setup.model, trainer.setup.tokenizer, partial)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
     except (OSError, SafetensorError) as error:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from agentropy.errors import UserError
+from agentropy.training.checkpoint import share
 from agentropy.training.expert import Trace
 from agentropy.training.muon import Muon
 from agentropy.training.tokenizer import train_tokenizer
@@ -267,6 +268,7 @@ def save_checkpoint(model: Any, tokenizer: Any, out: Path, recipe: Recipe, outco
     model.config.save_pretrained(out)
     model.generation_config.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    share(out)
     about: dict[str, Any] = {"version": RECIPE_VERSION, "recipe": dataclasses.asdict(recipe)}
     if outcome is not None:
         about["outcome"] = {"loss": round(outcome.loss, 4), "steps": outcome.steps, "tokens": outcome.tokens}

@@ -1,0 +1,65 @@
+"""What holds for every subcommand: one line for what is wrong, pipes, and text that is no UTF-8."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentropy.cli import main
+
+# Half a surrogate pair: JSON can say it, UTF-8 cannot.
+TRAJECTORY = (
+    '{"question_id": "\\ud800", "trajectory_id": "t\\ud800", "score": 1, '
+    '"segments": [{"kind": "prompt", "ids": [1]}, {"kind": "reasoning", "ids": [2], "entropies": [0.5]}]}'
+)
+
+
+def agentropy(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "agentropy.cli", *arguments]
+
+
+def test_half_a_surrogate_pair_goes_through_as_an_escape(tmp_path: Path) -> None:
+    file, out = tmp_path / "t.jsonl", tmp_path / "shaped.jsonl"
+    file.write_text(TRAJECTORY + "\n")
+    done = subprocess.run(agentropy("shape", "--method", "grpo", str(file)), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["trajectory_id"] == "t\ud800"
+    assert main(["shape", "--method", "grpo", str(file), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["trajectory_id"] == "t\ud800"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text((TRAJECTORY + "\n") * 3000)
+    process = subprocess.Popen(
+        agentropy("shape", "--method", "grpo", str(file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tasks", "show", "arithmetic", "--n", "-1"], "--n must be at least 0"),
+        (["tasks", "check", "arithmetic", "--limit", "-1"], "--limit must be at least 1"),
+        (["tasks", "check", "arithmetic", "--list", "-1"], "--list must be at least 0"),
+        (["warm-start", "--out", "/proc/here"], "choose another --out"),
+        (["warm-start", "--steps", "-1"], "--steps must not be negative"),
+    ],
+)
+def test_numbers_and_places_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
