@@ -170,6 +170,8 @@ async def play(
     return played
 
 
-def run_play(policy: LocalPolicy, seed: int, timing: int, params: SamplingParams, **kwargs: Any) -> Any:
+def run_play(
+    policy: LocalPolicy, seed: int, timing: int, params: SamplingParams, *, limit: float = 60, **kwargs: Any
+) -> Any:
     with policy.rollout():
-        return asyncio.run(asyncio.wait_for(play(policy, seed, timing, params, **kwargs), 60))
+        return asyncio.run(asyncio.wait_for(play(policy, seed, timing, params, **kwargs), limit))

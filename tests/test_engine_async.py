@@ -19,7 +19,7 @@ NEVER = Stop()
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 30))
+    return asyncio.run(asyncio.wait_for(work, 90))
 
 
 def policy_of(kind: str = "llama", **options: Any) -> LocalPolicy:

@@ -110,5 +110,6 @@ def test_smollm2_speaks_and_the_trainer_agrees() -> None:
 
     with policy.rollout():
         assert asyncio.run(ask()).endswith("Paris")
-    played = run_play(policy, 1, 1, SamplingParams(), groups=2, size=3, stop=Stop(frozenset(range(100, 4000))))
+    stop = Stop(frozenset(range(100, 4000)))
+    played = run_play(policy, 1, 1, SamplingParams(), limit=800, groups=2, size=3, stop=stop)
     assert max(differences(model, played, 1.0)) < 1e-4
