@@ -63,3 +63,11 @@ def test_numbers_and_places_that_cannot_be(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_options_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--list-options"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["--rollout.samples"].endswith("(default: 8)")
+    assert lines["--rollout.deterministic"].endswith("(default: true)")
+    assert "default:" not in lines["--rollout.max_new_tokens"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 from typing import Any
 
@@ -42,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
     """Train and print a table of before and after."""
     # Idle OpenMP threads that spin starve everything else on a small machine; torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from agentropy.config import dotted_keys, parse_overrides
+    from agentropy.config import RunConfig, dotted_keys, parse_overrides
 
     if args.list_options:
         for key, text in dotted_keys().items():
-            print(f"--{key}  {text}".rstrip())
+            default = functools.reduce(getattr, key.split("."), RunConfig())
+            print(f"--{key}  {text}".rstrip() + ("" if default is None else f"  (default: {_written(default)})"))
         return 0
     short = [f"--{name}={getattr(args, name)}" for name in SHORT if getattr(args, name) is not None]
     overrides = parse_overrides([*short, *args.extra])
@@ -55,3 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and args.config:
         raise UserError("--resume goes on with the run's own config.yaml; leave out --config")
     return resume(args.resume, overrides) if args.resume else start(args.config, overrides)
+
+
+def _written(default: Any) -> str:
+    """A value as one types it: true and not True."""
+    return default if isinstance(default, str) else json.dumps(default)
