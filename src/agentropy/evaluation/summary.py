@@ -56,11 +56,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], batch: Batch | None = No
         "tool/code_lines": mean([n for n, _ in lines]),
         "tool/code_lines_ok": mean([n for n, ok in lines if ok]),
         "tool/lost_trajectories": float(len(trajectories) - len(good)),
-        "rollout/roots": float(sum(not t.inherited for t in trajectories)),
-        "rollout/forks": float(sum(bool(t.inherited) for t in trajectories)),
-        "rollout/executed_calls": float(
-            sum(len(t.results) - sum(len(s.results) for s in t.inherited) for t in trajectories)
-        ),
+        "rollout/roots": float(sum(not t.inherited for t in good)),
+        "rollout/forks": float(sum(bool(t.inherited) for t in good)),
+        "rollout/executed_calls": float(sum(len(t.results) - sum(len(s.results) for s in t.inherited) for t in good)),
         "entropy/model": over(model),
         "entropy/post_tool": over(post),
         "entropy/other": over(other),
