@@ -54,6 +54,9 @@ def test_saved_configuration_reads_back_equal(tmp_path: Path) -> None:
         (["--rollout.temperature", ".nan"], "rollout.temperature.*finite"),
         (["--optim.betas", "[0.9, 1.0]"], "optim.betas.1"),
         (["--rollout", "3"], "is a section"),
+        (["--threads", "100000"], "threads.*1024"),
+        (["--rollout.top_k", str(2**70)], "rollout.top_k"),
+        (["--loss.clip_high", "1e300"], "loss.clip_high"),
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], words: str) -> None:

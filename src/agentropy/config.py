@@ -38,7 +38,7 @@ class RolloutConfig(_Strict):
     """Trajectories a question: the group size G."""
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=2**31 - 1)
     max_turns: int = Field(5, ge=1)
     """Turns of the policy a trajectory; a call in the last one is not run."""
     max_new_tokens: int | None = Field(None, ge=1)
@@ -81,8 +81,8 @@ class OptimConfig(_Strict):
 class LossConfig(_Strict):
     """The clipped surrogate (ALGORITHMS: GRPO with DAPO's pieces)."""
 
-    clip_low: float = Field(0.2, ge=0)
-    clip_high: float | None = Field(None, ge=0)
+    clip_low: float = Field(0.2, ge=0, le=1)
+    clip_high: float | None = Field(None, ge=0, le=1e6)
     """None: the method's own, 0.28, or 0.2 for arpo and aepo."""
     dual_clip: float = Field(3.0, gt=1)
     aggregation: Literal["token-mean", "sequence-mean", "sequence-sum-norm"] = "token-mean"
@@ -151,7 +151,7 @@ class RunConfig(_Strict):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads of torch. None: one for models under 10 million parameters, else all cores."""
     log: list[str] = []
     """Also log to tensorboard, wandb, trackio, mlflow."""

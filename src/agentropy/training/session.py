@@ -229,7 +229,8 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
     print(f"Run directory: {directory}")
     print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
     print("  trajectories/     what the agent wrote, called and answered; test-before.jsonl against test-after.jsonl")
-    print("  model/            the trained agent, an ordinary Hugging Face checkpoint")
+    kind = "adapter of peft" if trainer.config.lora.rank else "Hugging Face checkpoint"
+    print(f"  model/            the trained agent, an ordinary {kind}")
     last = directory / "trajectories" / f"step-{trainer.progress.step:06d}.jsonl"
     if last.is_file():
         print(f"Next: what a method makes of these trajectories: agentropy shape --method tepo-dense {last}")
