@@ -71,3 +71,23 @@ def test_options_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[st
     assert lines["--rollout.samples"].endswith("(default: 8)")
     assert lines["--rollout.deterministic"].endswith("(default: true)")
     assert "default:" not in lines["--rollout.max_new_tokens"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--resume", "{}"],
+        ["train", "--out", "{}"],
+        ["train", "--world", "arithmetic", "--model", "{}", "--out", "x"],
+        ["tasks", "show", "{}.jsonl"],
+        ["shape", "--method", "grpo", "{}"],
+        ["warm-start", "--out", "{}"],
+    ],
+)
+def test_names_that_no_file_can_have(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([a.format("n" * 300) for a in arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

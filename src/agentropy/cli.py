@@ -20,6 +20,11 @@ from agentropy.errors import UserError
 COMMANDS = ("train", "show", "shape", "grade", "tasks", "warm_start", "sandbox", "doctor")
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Faults of a file that was named, never of the program.
+OF_THE_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every subcommand registered."""
     parser = argparse.ArgumentParser(
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args) or 0)
     except UserError as error:
-        print(f"agentropy {args.command.replace('_', '-')}: {error}", file=sys.stderr)
+        print(f"agentropy {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -65,11 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
+            where = f" at {error.filename}" if error.filename else ""
+            what = f"the disk is full{where}; free some space and run again"
+        elif error.errno in OF_THE_PATH and error.filename is not None:
+            what = f"cannot use {error.filename}: {error.strerror}"
+        else:
             raise
-        where = f" at {error.filename}" if error.filename else ""
-        name = args.command.replace("_", "-")
-        print(f"agentropy {name}: the disk is full{where}; free some space and run again", file=sys.stderr)
+        print(f"agentropy {args.command}: {what}", file=sys.stderr)
         return 2
 
 

@@ -6,6 +6,7 @@ trajectory holds the token ids as they were sampled; text is only a view. Nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -389,7 +390,8 @@ def write_lines(path: Path | str, lines: Iterable[str]) -> None:
             file.writelines(line + "\n" for line in lines)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 

@@ -132,6 +132,9 @@ def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
             f"{config.rollout.questions} questions x {config.rollout.samples} samples; {directory}"
         )
         return asyncio.run(_train(trainer, fresh and not checkpoints))
+    except KeyboardInterrupt:
+        display.say(f"To go on: agentropy train --resume {directory}")
+        raise
     finally:
         display.close()
         for logger in loggers:
