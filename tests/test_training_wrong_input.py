@@ -251,3 +251,17 @@ def test_without_steps_nothing_is_pointed_to_that_is_not_there(
 ) -> None:
     assert main(["train", *TINY, "--steps", "0", "--out", str(tmp_path / "run")]) == 0
     assert "step-000000" not in capsys.readouterr().out
+
+
+def test_the_sandbox_of_a_run_is_chosen_by_name(tmp_path: Path) -> None:
+    from agentropy.errors import UserError
+    from agentropy.sandbox import LocalSandbox, RemoteSandbox
+    from agentropy.training.setup import make_sandbox
+
+    unsafe = make_sandbox("unsafe")
+    assert isinstance(unsafe, LocalSandbox)
+    assert unsafe.allow_unsafe
+    assert not make_sandbox("namespaces").allow_unsafe  # type: ignore[union-attr]
+    assert isinstance(make_sandbox("http://127.0.0.1:1"), RemoteSandbox)
+    with pytest.raises(UserError, match="unknown isolation 'none'"):
+        make_sandbox("none")

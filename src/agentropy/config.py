@@ -139,6 +139,9 @@ class RunConfig(_Strict):
     """A directory or hub id of a transformers causal LM. None: the world's embedded agent."""
     tools: list[str] | None = None
     """Built-in tools by name: python, search:FILE. None: the world's own."""
+    sandbox: str = "strict"
+    """Where the python tool runs code: strict (Landlock and seccomp, namespaces where possible), namespaces (both or
+    nothing), unsafe (at your own risk, where neither is to be had), or the URL of a SandboxFusion-compatible server."""
     protocol: str | None = None
     """hermes, fence or tags. None: tags for the embedded agents, hermes otherwise."""
     protocol_options: dict[str, Any] = {}

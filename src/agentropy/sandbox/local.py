@@ -399,7 +399,7 @@ def _refusal(message: dict[str, Any]) -> str:
         reason += f"; namespaces: {message['no_namespaces']}"
     return (
         f"no safe sandbox on this machine: {reason}. Use a machine with Landlock or user namespaces, a remote sandbox, "
-        "or accept the risk with allow_unsafe=True"
+        "or accept the risk: --sandbox unsafe in training, allow_unsafe=True in Python"
     )
 
 

@@ -96,6 +96,10 @@ class PythonPart:
     def specs(self) -> list[dict[str, Any]]:
         return [Tool("python", self.description, _PARAMETERS, _no_run).spec()]
 
+    def use(self, sandbox: Any) -> None:
+        """Run on another sandbox from here on, which is closed with the toolbox. To be called before `start`."""
+        self._sandbox, self._owned = sandbox, True
+
     async def start(self) -> None:
         await _maybe(self._sandbox, "start")
 

@@ -19,11 +19,12 @@ from agentropy.policies.loading import load_model
 from agentropy.policies.local import LocalPolicy
 from agentropy.protocols import make_dialect
 from agentropy.rollout.loop import Agent, Limits
+from agentropy.sandbox import LocalSandbox, RemoteSandbox
 from agentropy.tasks.base import TaskSource
 from agentropy.tasks.worlds import World, make_world
 from agentropy.tools.base import ToolBox
 from agentropy.tools.faults import with_faults
-from agentropy.tools.python import python_tool
+from agentropy.tools.python import PythonPart, python_tool
 from agentropy.tools.search import search_tool
 from agentropy.tools.session import make_toolbox
 
@@ -72,7 +73,11 @@ def build(config: RunConfig) -> Setup:
     else:
         world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
         tasks, source_name = world.tasks, world.name
-    toolbox: ToolBox = make_toolbox(_tools(config, world, r.tool_timeout), timeout=r.tool_timeout)
+    parts = _tools(config, world, r.tool_timeout)
+    for part in parts:
+        if isinstance(part, PythonPart) and config.sandbox != "strict":
+            part.use(make_sandbox(config.sandbox))
+    toolbox: ToolBox = make_toolbox(parts, timeout=r.tool_timeout)
     if world is not None and world.tool_failures:
         toolbox = with_faults(toolbox, world.faults(), seed=config.seed)
     device = pick_device(config.device)
@@ -133,6 +138,15 @@ def tool_by_name(name: str, timeout: float) -> Any:
             raise UserError("tool search needs a corpus: search:FILE.jsonl, one {title, text} object a line")
         return search_tool(Path(argument))
     raise UserError(f"no built-in tool {name!r}; there are python, python:stateful and search:FILE.jsonl")
+
+
+def make_sandbox(name: str) -> LocalSandbox | RemoteSandbox:
+    """A sandbox from its name in the configuration: an isolation, `unsafe`, or a server's URL."""
+    if name.startswith(("http://", "https://")):
+        return RemoteSandbox(name)
+    if name == "unsafe":
+        return LocalSandbox(allow_unsafe=True)
+    return LocalSandbox(isolation=name)
 
 
 def pick_device(name: str) -> torch.device:
