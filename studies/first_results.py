@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 METHODS = ("grpo", "simpletir", "tao-rl", "tepo-sparse", "tepo-dense")
 WORLDS = ("arithmetic", "facts")
 ROOT = Path(__file__).parents[1]
@@ -33,7 +35,7 @@ COLUMNS = (
     ("tool/valid_rate", "valid", 1),
     ("length/model_tokens", "tokens", 1),
     ("fluctuation", "grad. norm std/mean", 1),
-    ("seconds", "s a step", 1),
+    ("sampled", "trajectories sampled, thousands", 1),
 )
 
 
@@ -64,7 +66,8 @@ def read(directory: Path) -> dict[str, Any]:
     norms = [m["optim/grad_norm"] for m in metrics if m.get("optim/grad_norm") is not None]
     after = json.loads((directory / "evaluation-after.json").read_text())
     after["fluctuation"] = statistics.stdev(norms) / statistics.mean(norms)
-    after["seconds"] = statistics.median(m["time/step"] for m in metrics)
+    samples = yaml.safe_load((directory / "config.yaml").read_text())["rollout"]["samples"]
+    after["sampled"] = sum(m["filter/questions_sampled"] for m in metrics) * samples / 1000
     before = json.loads((directory / "evaluation-before.json").read_text())
     return {"before": before, "after": after, "metrics": metrics}
 
