@@ -265,3 +265,26 @@ def test_the_sandbox_of_a_run_is_chosen_by_name(tmp_path: Path) -> None:
     assert isinstance(make_sandbox("http://127.0.0.1:1"), RemoteSandbox)
     with pytest.raises(UserError, match="unknown isolation 'none'"):
         make_sandbox("none")
+
+
+def test_search_alone_takes_the_corpus_beside_the_questions(tmp_path: Path) -> None:
+    import asyncio
+
+    from agentropy.errors import UserError
+    from agentropy.tools.session import make_toolbox
+    from agentropy.training.setup import tool_by_name
+    from agentropy.trajectory import ToolCall
+
+    with pytest.raises(UserError, match=r"no .*corpus\.jsonl"):
+        tool_by_name("search", 1.0, str(tmp_path / "questions.jsonl"))
+    with pytest.raises(UserError, match="needs a corpus"):
+        tool_by_name("search", 1.0)
+    (tmp_path / "corpus.jsonl").write_text('{"title": "Ada", "text": "Ada Lovelace wrote the first program."}\n' * 2)
+
+    async def ask() -> str:
+        box = make_toolbox([tool_by_name("search", 1.0, str(tmp_path / "questions.jsonl?grader=f1"))])
+        session, _ = await box.open({}, 0)
+        (result,) = await session.call([ToolCall("search", {"query": "first program"})])
+        return result.content
+
+    assert "Lovelace" in asyncio.run(ask())

@@ -15,7 +15,7 @@ SHORT = {
     "world": "arithmetic (default) or facts",
     "tasks": "train on questions from a file, hf:NAME or reasoning-gym:TASK instead of a world",
     "model": "directory or hub id of a causal LM (default: the world's embedded agent)",
-    "tools": "built-in tools, comma-separated: python, search:CORPUS.jsonl",
+    "tools": "built-in tools, comma-separated: python, search (corpus.jsonl beside the questions) or search:FILE",
     "steps": "training steps (default 60)",
     "seed": "default 0",
     "out": "run directory (default runs/…)",

@@ -123,21 +123,31 @@ def _loss_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _tools(config: RunConfig, world: World | None, timeout: float) -> Sequence[Any]:
+    own = world.tools(timeout) if world else ()
     if config.tools is None:
-        return world.tools(timeout) if world else ()
-    return [tool_by_name(name, timeout) for name in config.tools]
+        return own
+    if world and "search" in config.tools and "search" in world.tool_names:
+        return [*own, *(tool_by_name(name, timeout) for name in config.tools if name != "search")]
+    return [tool_by_name(name, timeout, config.tasks) for name in config.tools]
 
 
-def tool_by_name(name: str, timeout: float) -> Any:
-    """A built-in tool from its name on the command line: `python`, `python:stateful` or `search:CORPUS.jsonl`."""
+def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
+    """A built-in tool from its name on the command line: `python`, `python:stateful`, `search:CORPUS.jsonl` or `search`.
+
+    `search` alone takes `corpus.jsonl` from the folder of the questions.
+    """
     kind, _, argument = name.partition(":")
     if kind == "python" and argument in ("", "stateful"):
         return python_tool(timeout=timeout, stateful=bool(argument))
     if kind == "search":
-        if not argument:
-            raise UserError("tool search needs a corpus: search:FILE.jsonl, one {title, text} object a line")
-        return search_tool(Path(argument))
-    raise UserError(f"no built-in tool {name!r}; there are python, python:stateful and search:FILE.jsonl")
+        beside = Path((tasks or "").partition("?")[0]).with_name("corpus.jsonl") if tasks else None
+        if not argument and (beside is None or not beside.is_file()):
+            missing = f" (there is no {beside})" if beside else ""
+            raise UserError(
+                f"tool search needs a corpus: search:FILE.jsonl, one {{title, text}} object a line{missing}"
+            )
+        return search_tool(Path(argument) if argument else beside or Path())
+    raise UserError(f"no built-in tool {name!r}; there are python, python:stateful, search and search:FILE.jsonl")
 
 
 def make_sandbox(name: str) -> LocalSandbox | RemoteSandbox:
