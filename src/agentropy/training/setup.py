@@ -132,7 +132,7 @@ def _tools(config: RunConfig, world: World | None, timeout: float) -> Sequence[A
 
 
 def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
-    """A built-in tool from its name on the command line: `python`, `python:stateful`, `search:CORPUS.jsonl` or `search`.
+    """A built-in tool by its name: `python`, `python:stateful`, `search:CORPUS.jsonl` or `search`.
 
     `search` alone takes `corpus.jsonl` from the folder of the questions.
     """
