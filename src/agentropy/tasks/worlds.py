@@ -31,8 +31,6 @@ class World:
     make_tools: Callable[[float], Sequence[Any]]
     tool_names: tuple[str, ...]
     protocol: str = "tags"
-    max_turns: int = 5
-    max_new_tokens: int = 128
     tool_failures: float = 0.0
     outage: str = ""
 
