@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -85,6 +86,43 @@ def test_tepo_dense_normalises_all_turns_of_a_group_in_one_pool() -> None:
     returns = make_method("tepo-dense", credit="return").shape(batch)
     token = returns.advantages[batch.is_model & (batch.kind_of == 1)].tolist()
     assert token == pytest.approx([2.9438, 1.7797, 1.4719, 0.3078, -2.8100, -1.4050, -0.1338, -0.3345], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # scores 0.8, 0, 0.5: mean 13/30, deviation 0.40415; beyond the score calls earn 0.4, 0, 0.4, 0, 0.25: mean 0.21
+        ({"pool": "outcome"}, [1.0973, 0.6973, 1.0973, 0.9073, -1.2822, -1.0722, 0.2050, 0.1650]),
+        # mean of the calling turns 0.79, of the others 13/30; deviation of what is left 0.42906
+        ({"pool": "role"}, [0.9556, 0.0233, 0.9556, 0.8546, -1.8412, -1.0100, -0.0932, 0.1554]),
+        ({"credit": "mean-return"}, [0.7360, 0.5932, 0.7360, 0.3078, -1.4050, -1.4050, -0.0669, -0.3345]),
+    ],
+)
+def test_tepo_dense_pools_and_credits(options: dict[str, object], expected: list[float]) -> None:
+    a, b, c = sample("a", [1.0, 0.6, 0.9, 0.5], 0.8), sample("b", [1.0, 0.5], 0.0), sample("c", [1.0, 0.5], 0.5)
+    batch = make_batch([a, b, c])
+    shaped = make_method("tepo-dense", **options).shape(batch)
+    assert shaped.advantages[batch.kind_of == 1].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_outcome_pool_rewards_no_call_for_being_one() -> None:
+    # all right and every call reduces the entropy: one call more earns nothing more
+    batch = make_batch([sample("a", [1.0, 0.6, 0.4, 0.2], 1.0), sample("b", [1.0, 0.5], 1.0), sample("c", [1.0], 1.0)])
+    assert make_method("tepo-dense", pool="outcome").shape(batch).advantages.abs().max() == 0.0
+    assert make_method("tepo-dense").shape(batch).advantages.abs().max() > 0.5
+
+
+def test_random_indicators_keep_their_number_and_lose_their_place() -> None:
+    rng = random.Random(0)
+    group = [sample(str(i), [rng.random() for _ in range(4)], 1.0, question=str(i)) for i in range(200)]
+    batch = make_batch(group)
+    reducing = entropy_change(batch).reducing
+    method = make_method("tepo-dense", indicator="random")
+    shaped = method.shape(batch)
+    dealt = shaped.turn_reward[batch.call_turn] > 1.0
+    assert int(dealt.sum()) == int(reducing.sum())
+    assert abs(float((dealt == reducing).float().mean()) - 0.5) < 0.1
+    assert torch.equal(shaped.advantages, method.shape(batch).advantages)
 
 
 def test_tepo_sparse_group_with_a_trajectory_that_never_called() -> None:

@@ -136,12 +136,15 @@ CHANGED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "tepo-sparse": {
         "zero_call": {"zero_call": "zero"},
+        "indicator": {"indicator": "random"},
         "include_call_tokens": {"include_call_tokens": True},
         "statistics": {"statistics": "survivors"},
     },
     "tepo-dense": {
         "alpha": {"alpha": 0.1},
         "credit": {"credit": "return"},
+        "pool": {"pool": "outcome"},
+        "indicator": {"indicator": "random"},
         "include_call_tokens": {"include_call_tokens": True},
         "statistics": {"statistics": "survivors"},
     },

@@ -8,11 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentropy.algorithms.segments import segment_mean, segment_spread, segment_std, suffix_sum
+from agentropy.algorithms.segments import segment_count, segment_mean, segment_spread, segment_std, suffix_sum
 from agentropy.batch import Batch
 
-Credit = Literal["turn", "return"]
-"""A token gets the normalised reward of its own turn, or the sum of those of its own and the later turns."""
+Credit = Literal["turn", "return", "mean-return"]
+"""A token gets the normalised reward of its own turn, or the sum or the mean of those of its own and the later turns."""
+Pool = Literal["turns", "role", "outcome"]
+"""What the turn rewards of a group are compared with: all its turns, those of the same role (calling, or not), or, in two
+parts, the outcomes of its trajectories and, for what a call earns beyond the outcome, its other calls."""
 Form = Literal["multiplicative", "additive"]
 
 EPSILON = 1e-6
@@ -58,22 +61,38 @@ def turn_advantages(
     credit: Credit = "turn",
     normalize_std: bool = True,
     epsilon: float = EPSILON,
+    pool: Pool = "turns",
 ) -> Tensor:
-    """Turn rewards of a group normalised in one pool, for the tokens of each turn (TEPO-dense).
+    """Turn rewards of a group, normalised, for the tokens of each turn (TEPO-dense).
 
     Args:
         turn_reward: `[U]`; may be NaN for trajectories outside `members`.
         members: `[N]` bool, True for trajectories whose turns make up the pool.
+        pool: "turns" (the paper) subtracts the mean over all turns of the group and divides by their deviation.
+            "role" subtracts the mean over the turns that made a call, or over those that made none, and divides by the
+            deviation of what is left. "outcome" adds two parts: the trajectory's normalised score, and the turn's
+            reward beyond that score less its mean over the calling turns of the group.
     Returns: `[T]` float64; 0 outside model tokens.
     """
-    pool = batch.group_of[batch.turn_trajectory]
-    advantage = group_normalise(
-        turn_reward, pool, batch.n_groups, members[batch.turn_trajectory], normalize_std, epsilon
-    )
-    if credit == "return":
-        advantage = suffix_sum(advantage, batch.turn_trajectory, batch.n_trajectories)
     if not batch.n_turns:
         return torch.zeros(batch.n_tokens, dtype=torch.float64, device=batch.tokens.device)
+    group = batch.group_of[batch.turn_trajectory]
+    there = members[batch.turn_trajectory]
+    calls = segment_count(batch.call_turn, batch.n_turns) > 0
+    if pool == "outcome":
+        outcome = group_normalise(batch.score, batch.group_of, batch.n_groups, members, normalize_std, epsilon)
+        beyond = turn_reward.double() - batch.score[batch.turn_trajectory]
+        beyond = beyond - segment_mean(beyond, group, batch.n_groups, there & calls)[group]
+        advantage = outcome[batch.turn_trajectory] + torch.where(there & calls, beyond, torch.zeros_like(beyond))
+    else:
+        if pool == "role":
+            role = group * 2 + calls.long()
+            turn_reward = turn_reward - segment_mean(turn_reward, role, 2 * batch.n_groups, there)[role]
+        advantage = group_normalise(turn_reward, group, batch.n_groups, there, normalize_std, epsilon)
+    if credit != "turn":
+        total = suffix_sum(advantage, batch.turn_trajectory, batch.n_trajectories)
+        left = suffix_sum(torch.ones_like(advantage), batch.turn_trajectory, batch.n_trajectories)
+        advantage = total / left if credit == "mean-return" else total
     token = advantage[batch.turn_of.clamp(min=0)]
     return torch.where(batch.is_model, token, torch.zeros_like(token))
 
