@@ -94,10 +94,12 @@ class LossConfig(_Strict):
 
 
 class EvaluationConfig(_Strict):
-    """Evaluation on the test split before and after training, and on the validation split every `every` steps."""
+    """Evaluation before and after training, and on the validation split every `every` steps."""
 
     every: int = Field(0, ge=0)
     """0: only before and after."""
+    split: Literal["test", "validation"] = "test"
+    """What is evaluated on before and after training; validation is for choosing hyperparameters."""
     questions: int = Field(128, ge=0)
     """0: no evaluation at all."""
     samples: int = Field(8, ge=1)

@@ -36,11 +36,12 @@ from agentropy.trajectory import write_lines
 
 # What may change when a run goes on; everything else would make it another run.
 RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.")
+FIXED = ("evaluation.split",)  # what was measured before would not compare with what is measured after
 RECORDED = ("torch", "transformers", "tokenizers", "numpy", "peft", "bm25s", "math-verify", "sympy")
 ROWS = (
-    ("eval/avg", "test Avg@{k}"),
-    ("eval/pass", "test Pass@{k}"),
-    ("greedy/avg", "test accuracy, greedy"),
+    ("eval/avg", "{split} Avg@{k}"),
+    ("eval/pass", "{split} Pass@{k}"),
+    ("greedy/avg", "{split} accuracy, greedy"),
     ("train/accuracy", "train accuracy, first and last {n} steps"),
     ("tool/calls_per_question", "calls a question"),
     ("eval/calls_need_0", "calls where none is needed"),
@@ -86,7 +87,7 @@ def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
     if not saved.is_file() or not saved.stat().st_size:
         raise UserError(f"{path} is no run directory (its config.yaml is {'empty' if saved.is_file() else 'missing'})")
     for key, _ in overrides:
-        if not key.startswith(RESUMABLE):
+        if not key.startswith(RESUMABLE) or key in FIXED:
             raise UserError(f"--{key} cannot change in a resumed run; start a new one")
     config = load_config(saved, overrides)
     with _alone(path):
@@ -165,7 +166,7 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
 
 
 async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
-    """Evaluate on the test split, once: a resumed run reads what it wrote."""
+    """Evaluate once: a resumed run reads what it wrote."""
     path = trainer.directory / f"evaluation-{name}.json"
     stamp = trainer.progress.step if name == "after" else 0
     if (saved := _saved_evaluation(path, stamp)) is not None:
@@ -173,11 +174,11 @@ async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
     if not trainer.config.evaluation.questions or (name == "before" and trainer.progress.step):
         return {}
     e = trainer.config.evaluation
-    questions = min(e.questions, len(trainer.setup.tasks.split("test")))
-    trainer.display.say(f"Evaluating {name} training: {questions} test questions x {e.samples} samples")
-    out = await trainer.evaluate("test", f"test-{name}")
+    questions = min(e.questions, len(trainer.setup.tasks.split(e.split)))
+    trainer.display.say(f"Evaluating {name} training: {questions} {e.split} questions x {e.samples} samples")
+    out = await trainer.evaluate(e.split, f"{e.split}-{name}")
     if e.greedy:
-        greedy = await trainer.evaluate("test", f"test-{name}-greedy", greedy=True)
+        greedy = await trainer.evaluate(e.split, f"{e.split}-{name}-greedy", greedy=True)
         out |= {"greedy/avg": greedy["eval/avg"], "greedy/calls": greedy["tool/calls_per_question"]}
     row = {"step": stamp} | {k: v if math.isfinite(v) else None for k, v in out.items()}
     write_lines(path, [json.dumps(row, indent=2)])
@@ -219,19 +220,20 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
     if accuracy:
         before["train/accuracy"] = sum(accuracy[:n]) / len(accuracy[:n])
         after["train/accuracy"] = sum(accuracy[-n:]) / len(accuracy[-n:])
-    k = int(after.get("eval/k", trainer.config.evaluation.samples))
+    k, split = int(after.get("eval/k", trainer.config.evaluation.samples)), trainer.config.evaluation.split
     table = Table(title=f"{trainer.config.method} on {trainer.setup.source_name}, seed {trainer.config.seed}")
     table.add_column("")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     for name, label in ROWS:
         if name in before or name in after:
-            table.add_row(label.format(k=k, n=n), describe(before.get(name)), describe(after.get(name)))
+            table.add_row(label.format(k=k, n=n, split=split), describe(before.get(name)), describe(after.get(name)))
     if table.row_count:
         Console().print(table)
     print(f"Run directory: {directory}")
     print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
-    print("  trajectories/     what the agent wrote, called and answered; test-before.jsonl against test-after.jsonl")
+    kept = f"{split}-before.jsonl against {split}-after.jsonl"
+    print(f"  trajectories/     what the agent wrote, called and answered; {kept}")
     kind = "adapter of peft" if trainer.config.lora.rank else "Hugging Face checkpoint"
     print(f"  model/            the trained agent, an ordinary {kind}")
     last = directory / "trajectories" / f"step-{trainer.progress.step:06d}.jsonl"
