@@ -132,6 +132,7 @@ async def finish(
         score = await session.reward()
     elif answer is not None:
         score = await agent.grade(attempt.task, answer)
+    gold = {"gold": list(attempt.task.answers)} if attempt.task.answers else {}
     return Trajectory(
         question_id=attempt.task.id,
         trajectory_id=attempt.trajectory_id,
@@ -143,7 +144,7 @@ async def finish(
         entropy_kind=agent.policy.info.entropy_kind,
         parent_id=parent_id,
         fork_at=fork_at,
-        extra={"kind": attempt.task.kind, "need": attempt.task.need, **attempt.extra},
+        extra={"kind": attempt.task.kind, "need": attempt.task.need, **gold, **attempt.extra},
     )
 
 
