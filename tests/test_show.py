@@ -82,3 +82,18 @@ def test_a_damaged_tokenizer_is_named(run_directory: Path, tmp_path: Path, capsy
     error = capsys.readouterr().err
     assert str(tmp_path) in error
     assert error.count("\n") == 1
+
+
+def test_a_source_without_ids_is_shown_by_the_text_of_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def segment(kind: Any, *tokens: str, entropies: tuple[float, ...] | None = None) -> Segment:
+        return Segment(kind, (0,) * len(tokens), entropies=entropies, tokens=tokens)
+
+    segments = (segment("prompt", "6*7?"), segment("reasoning", "may", "be\x1b", entropies=(0.0, 1.5)))
+    t = Trajectory("q", "q", "?", segments, None, None, "void", "top-k", ids_kind="none")
+    write_jsonl(tmp_path / "t.jsonl", [t])
+    assert main(["show", str(tmp_path / "t.jsonl"), "--color", "always"]) == 0
+    out = capsys.readouterr().out
+    assert "prompt            6*7?" in out
+    assert "H 0.750   may\x1b[38;5;16;48;5;209mbe\\x1b\x1b[0m" in out

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 
 from agentropy.batch import make_batch
 from agentropy.config import RunConfig
+from agentropy.errors import UserError
 from agentropy.methods import make_method
 from agentropy.policies.scoring import score
 from agentropy.training.trainer import Trainer
@@ -296,3 +297,12 @@ def test_bfloat16_weights_learn_at_a_small_learning_rate_and_their_copies_are_sa
     again.load_masters(optimizer.masters())
     assert all(torch.equal(a, b) for a, b in zip(again.weights, model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(again.masters(), optimizer.masters(), strict=True))
+
+
+def test_a_trajectory_without_ids_is_never_trained_on(model: Any) -> None:
+    found = trajectories(model)
+    nothing = [dataclasses.replace(s, ids=(0,) * len(s.ids)) for s in found[0].segments]
+    batch = make_batch([dataclasses.replace(found[0], segments=tuple(nothing), ids_kind="none"), *found[1:]])
+    method = make_method("grpo")
+    with pytest.raises(UserError, match="without token ids"):
+        update(model, Recorder(model.parameters()), method, batch, method.shape(batch), options(), seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentropy.batch import make_batch
 from agentropy.errors import UserError
+from agentropy.methods import make_method
 from agentropy.trajectory import (
     STATUSES,
     STOPS,
+    TOLERANCE,
     Segment,
     ToolCall,
     ToolResult,
@@ -52,7 +56,10 @@ def model_segment(draw: st.DrawFn, kind: Any, made: tuple[ToolCall, ...] = ()) -
     n = len(ids)
     logprobs = draw(st.none() | st.lists(st.floats(-1e3, 0), min_size=n, max_size=n).map(tuple))
     entropies = draw(st.none() | st.lists(st.floats(0, 20), min_size=n, max_size=n).map(tuple))
-    return Segment(kind, ids, logprobs, entropies, made, (), draw(extras))
+    tokens = draw(st.none() | st.lists(text, min_size=n, max_size=n).map(tuple))
+    likely = st.lists(st.tuples(text, st.floats(-1e4, 0)), max_size=2).map(tuple)
+    alternatives = draw(st.none() | st.lists(likely, min_size=n, max_size=n).map(tuple))
+    return Segment(kind, ids, logprobs, entropies, made, (), draw(extras), tokens, alternatives)
 
 
 @st.composite
@@ -131,6 +138,40 @@ def test_a_writer_may_leave_out_what_has_a_default() -> None:
     assert from_json(nulls | dict.fromkeys(keys)) == t
 
 
+def test_a_source_without_ids_gives_the_text_of_its_tokens(tmp_path: Path) -> None:
+    data = json.loads(json.dumps(EXAMPLE)) | {"ids_kind": "none", "entropy_kind": "top-k"}
+    for segment in data["segments"]:
+        segment["ids"] = [0] * len(segment["ids"])
+        segment["tokens"] = ["é"] * len(segment["ids"])
+        if segment["kind"] == "reasoning":
+            segment["alternatives"] = [[["é", -0.1], ["\udcc3", -9.5]]] * len(segment["ids"])
+    t = from_json(data)
+    assert (t.ids_kind, t.model_tokens) == ("none", 6)
+    assert t.segments[1].tokens == ("é", "é")
+    assert t.segments[1].alternatives == ((("é", -0.1), ("\udcc3", -9.5)),) * 2
+    assert t.segments[2].alternatives is None
+    write_jsonl(tmp_path / "t.jsonl", [t])
+    assert list(read_jsonl(tmp_path / "t.jsonl")) == [t]
+    assert not make_batch([t, from_json(EXAMPLE)]).has_ids
+    assert make_batch([from_json(EXAMPLE)]).has_ids
+    numbers = make_method("tepo-sparse", accept_estimates=True).shape(make_batch([t])).entropy_change
+    exact = make_method("tepo-sparse").shape(make_batch([from_json(EXAMPLE)])).entropy_change
+    assert numbers.tolist() == exact.tolist()  # ids play no part
+
+
+@given(st.lists(st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.none(), max_size=4))
+def test_numbers_are_checked_one_by_one_or_all_at_once_with_the_same_outcome(values: list[Any]) -> None:
+    for key, sign in (("entropies", 1), ("logprobs", -1)):
+        good = all(type(v) in (int, float) and math.isfinite(v) and v * sign >= -TOLERANCE for v in values)
+        segment = {"kind": "reasoning", "ids": [1] * len(values), key: values}
+        if good:
+            read = getattr(from_json({"question_id": "q", "segments": [segment]}).segments[0], key)
+            assert read == tuple(float(v) for v in values)
+        else:
+            with pytest.raises(UserError, match=f"{key!r} holds"):
+                from_json({"question_id": "q", "segments": [segment]})
+
+
 def test_half_a_surrogate_pair_from_a_tool_can_be_written(tmp_path: Path) -> None:
     broken = json.loads(json.dumps(EXAMPLE))
     broken["segments"][3]["results"][0]["output"] = "caf\udce9 é"
@@ -176,6 +217,14 @@ BROKEN = [
     (change("stop", "tired"), "stop reason 'tired' is none of answer"),
     (change("entropy_kind", "guess"), "entropy_kind 'guess' is none of exact, top-k"),
     (change("fork_at", "here"), "fork_at 'here' is no position"),
+    (change("ids_kind", "some"), "ids_kind 'some' is none of sampled, none"),
+    (change("ids_kind", "none"), "ids_kind is 'none', but an id is not 0"),
+    (change("segments.1.tokens", ["a"]), "segment 1: reasoning segment has 2 ids but 1 tokens"),
+    (change("segments.1.tokens", ["a", 3]), "segment 1: 'tokens' is no list of texts"),
+    (change("segments.1.alternatives", [[]]), "segment 1: reasoning segment has 2 ids but 1 alternatives"),
+    (change("segments.1.alternatives", [[], "a"]), "segment 1: 'alternatives' is no list with a list for each token"),
+    (change("segments.1.alternatives", [[], [["a"]]]), "segment 1: 'alternatives' holds ['a'], which is no pair"),
+    (change("segments.1.alternatives", [[], [["a", 0.5]]]), "holds 0.5, but a log-probability is 0 or below"),
 ]
 
 

@@ -28,7 +28,7 @@ class Batch:
     """Flat tensors over the tokens of all trajectories, and one table for each of trajectories, turns and calls.
 
     Tokens, in the order of the trajectories:
-      tokens[T]         int64, the ids as sampled or as fed
+      tokens[T]         int64, the ids as sampled or as fed; zeros where their source gave none
       logprobs[T]       float32, log-probability of a model token under the policy that sampled it; 0 elsewhere
       entropies[T]      float64, nats, of the distribution that the token was sampled from; NaN where it was not
                         recorded, 0 outside the model's tokens. Not float32: whether a change of their means is
@@ -93,6 +93,8 @@ class Batch:
     """True where every model token came with its entropy."""
     entropies_exact: bool
     """False where some entropies are top-k estimates."""
+    has_ids: bool
+    """False where `tokens` of some trajectory are zeros, since its source gave no ids: it can be shaped, not scored."""
 
     @property
     def n_tokens(self) -> int:
@@ -239,6 +241,7 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
         has_logprobs=has_logprobs,
         has_entropies=has_entropies,
         entropies_exact=all(t.entropy_kind == "exact" for t in trajectories),
+        has_ids=all(t.ids_kind == "sampled" for t in trajectories),
     )
 
 

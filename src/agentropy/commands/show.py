@@ -7,7 +7,10 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentropy.trajectory import Segment
 
 # From certain to uncertain, as colours of a 256-colour terminal that differ in lightness too.
 SHADES = (None, 229, 222, 215, 209, 203)
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     found = next((t for t in read_jsonl(args.file) if args.id in (None, t.trajectory_id)), None)
     if found is None:
         raise UserError(f"no trajectory {args.id!r} in {args.file}" if args.id else f"{args.file} holds no trajectory")
-    tokenizer = _tokenizer(args.file, args.model)
+    tokenizer = _tokenizer(args.file, args.model) if found.ids_kind == "sampled" else None
     shaped = make_method("grpo").shape(make_batch([found]))
     changes = iter(shaped.entropy_change.tolist())
     color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
@@ -49,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         entropy = ""
         if segment.is_model and segment.entropies and segment.ids:
             entropy = f"H {sum(segment.entropies) / len(segment.ids):.3f}"
-        if segment.is_model and segment.entropies and color:
+        if tokenizer is None:
+            text = _texts(segment, color)
+        elif segment.is_model and segment.entropies and color:
             text = _shaded(tokenizer, segment.ids, segment.entropies)
         else:
             text = _plain(tokenizer.decode(list(segment.ids)))
@@ -84,6 +89,13 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
+def _texts(segment: Segment, color: bool) -> str:
+    """A segment whose source gave the text of its tokens, and no ids."""
+    tokens = segment.tokens if segment.tokens is not None else ("\ufffd",) * len(segment.ids)
+    entropies = segment.entropies if color and segment.is_model and segment.entropies else (0.0,) * len(tokens)
+    return "".join(map(_colored, tokens, entropies))
+
+
 def _shaded(tokenizer: Any, ids: Sequence[int], entropies: Sequence[float]) -> str:
     out = []
     pending: list[int] = []
@@ -94,7 +106,11 @@ def _shaded(tokenizer: Any, ids: Sequence[int], entropies: Sequence[float]) -> s
         text = tokenizer.decode(pending)
         if text.endswith("\ufffd") and len(pending) < 4 and i + 1 < len(ids):
             continue  # a character that lies across tokens
-        shade = SHADES[sum(entropy > limit for limit in SHADE_NATS)]
-        out.append(_plain(text) if shade is None else f"\x1b[38;5;16;48;5;{shade}m{_plain(text)}\x1b[0m")
+        out.append(_colored(text, entropy))
         pending, entropy = [], 0.0
     return "".join(out)
+
+
+def _colored(text: str, entropy: float) -> str:
+    shade = SHADES[sum(entropy > limit for limit in SHADE_NATS)]
+    return _plain(text) if shade is None else f"\x1b[38;5;16;48;5;{shade}m{_plain(text)}\x1b[0m"

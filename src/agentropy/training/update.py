@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentropy.algorithms.losses import LossInputs, LossStats
 from agentropy.batch import PROMPT, Batch
+from agentropy.errors import UserError
 from agentropy.methods.base import Method, Shaped
 from agentropy.policies.scoring import score
 from agentropy.seeds import derive
@@ -74,6 +75,8 @@ def update(
     An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
     `reference_model` is a frozen copy for the KL term; None takes the base below the LoRA weights.
     """
+    if not batch.has_ids:
+        raise UserError("trajectories without token ids (ids_kind 'none') cannot be trained on: record the sampled ids")
     # The KL penalty and the entropy bonus pull on every token of the loss, whatever its advantage.
     regularised = bool(method.loss.kl_coef or method.loss.entropy_coef)
     learned = shaped.loss_mask if regularised else shaped.loss_mask & (shaped.advantages != 0)

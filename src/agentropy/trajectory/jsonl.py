@@ -1,8 +1,4 @@
-"""Trajectories: what an agent sampled, what its tools answered, and what came of it; JSON Lines in and out.
-
-The file format (`agentropy.trajectory/1`, docs/trajectory.md) is a public interface that other agents write too. A
-trajectory holds the token ids as they were sampled; text is only a view. Nothing here knows tensors or models.
-"""
+"""Trajectories as JSON Lines: `agentropy.trajectory/1`, as docs/trajectory.md defines it."""
 
 from __future__ import annotations
 
@@ -10,175 +6,15 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from agentropy.errors import UserError
+from agentropy.trajectory.types import STATUSES, Segment, ToolCall, ToolResult, Trajectory, check_results
 
 SCHEMA = "agentropy.trajectory/1"
-
-SegmentKind = Literal["prompt", "reasoning", "call", "result"]
-"""`reasoning` and `call` are the model's tokens; `prompt` and `result` are never trained on."""
-Status = Literal["ok", "error", "timeout", "invalid", "lost"]
-"""`lost` is a fault of ours (a dead sandbox, a search server that is down), never the policy's."""
-StopReason = Literal["answer", "max_turns", "max_tokens", "context_full", "void", "error"]
-EntropyKind = Literal["exact", "top-k"]
-
-KINDS: tuple[str, ...] = get_args(SegmentKind)
-ENTROPY_KINDS: tuple[str, ...] = get_args(EntropyKind)
-STATUSES: tuple[str, ...] = get_args(Status)
-STOPS: tuple[str, ...] = get_args(StopReason)
-MODEL_KINDS = ("reasoning", "call")
 ID_LIMIT = 2**63
 """Tensors hold ids below this."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call as the protocol read it. `error` says why it could not be read; such a call's result is `invalid`."""
-
-    tool: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What a tool answered. `content` is what the model sees; `reward` and `stop` are the tool's own, if it has any."""
-
-    content: str
-    status: Status = "ok"
-    reward: float | None = None
-    stop: bool = False
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A run of tokens of one kind.
-
-    `logprobs` and `entropies` (nats, at the sampling temperature) stand beside `ids` in segments of the model and are
-    None elsewhere, or where the writer did not record them. `calls` belong to a `call`, `results` to a `result`.
-    """
-
-    kind: SegmentKind
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None = None
-    entropies: tuple[float, ...] | None = None
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"segment kind {self.kind!r} is none of {', '.join(KINDS)}")
-        for name in ("logprobs", "entropies"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.ids):
-                raise UserError(f"{self.kind} segment has {len(self.ids)} ids but {len(values)} {name}")
-        if self.calls and self.kind != "call":
-            raise UserError(f"a {self.kind} segment cannot hold calls")
-        if self.results and self.kind != "result":
-            raise UserError(f"a {self.kind} segment cannot hold results")
-
-    @property
-    def is_model(self) -> bool:
-        """True where the policy sampled the tokens."""
-        return self.kind in MODEL_KINDS
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One attempt at one question. `score` is the outcome in [0, 1], None when it could not be graded."""
-
-    question_id: str
-    trajectory_id: str
-    question: str
-    segments: tuple[Segment, ...]
-    answer: str | None
-    score: float | None
-    stop: StopReason
-    entropy_kind: EntropyKind = "exact"
-    parent_id: str | None = None
-    fork_at: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.stop not in STOPS:
-            raise UserError(f"stop reason {self.stop!r} is none of {', '.join(STOPS)}")
-        if self.entropy_kind not in ENTROPY_KINDS:
-            raise UserError(f"entropy_kind {self.entropy_kind!r} is none of {', '.join(ENTROPY_KINDS)}")
-        if self.score is not None and not math.isfinite(self.score):
-            raise UserError(f"score {self.score} is no finite number")
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """All token ids in order, as they were fed to the policy."""
-        return tuple(i for s in self.segments for i in s.ids)
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """Every call that the protocol read, executed or not."""
-        return tuple(c for s in self.segments for c in s.calls)
-
-    @property
-    def results(self) -> tuple[ToolResult, ...]:
-        """Every result, in the order of the executed calls."""
-        return tuple(r for s in self.segments for r in s.results)
-
-    @property
-    def model_tokens(self) -> int:
-        """Number of tokens that the policy sampled (Len@K counts these)."""
-        return sum(len(s.ids) for s in self.segments if s.is_model)
-
-    @property
-    def own_model_tokens(self) -> int:
-        """As `model_tokens`, without those that were inherited from the parent."""
-        return self.model_tokens - sum(len(s.ids) for s in self.inherited if s.is_model)
-
-    @property
-    def inherited(self) -> tuple[Segment, ...]:
-        """The segments before `fork_at`; none for a trajectory that began at the prompt."""
-        out, place = [], 0
-        for s in self.segments if self.parent_id is not None else ():
-            place += len(s.ids)
-            if place > (self.fork_at or 0):
-                break
-            out.append(s)
-        return tuple(out)
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Ids of everything before the first sampled token."""
-        out: list[int] = []
-        for s in self.segments:
-            if s.kind != "prompt":
-                break
-            out.extend(s.ids)
-        return tuple(out)
-
-
-def check_results(trajectory: Trajectory) -> None:
-    """Raise UserError unless every result answers a call of the turn before it (results may be fewer than calls).
-
-    A `call` segment whose writer did not record its calls may have any number of results.
-    """
-    waiting: float = 0
-    after_result = True
-    for s in trajectory.segments:
-        if s.is_model:
-            unrecorded = s.kind == "call" and not s.calls
-            waiting = (0 if after_result else waiting) + (math.inf if unrecorded else len(s.calls))
-            after_result = False
-        elif s.kind == "result":
-            if len(s.results) > waiting:
-                raise UserError(
-                    f"trajectory {trajectory.trajectory_id!r}: "
-                    f"{len(s.results)} results where {waiting} calls wait for one"
-                )
-            waiting -= len(s.results)
-            after_result = True
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -196,6 +32,8 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
     }
     if t.entropy_kind != "exact":
         out["entropy_kind"] = t.entropy_kind
+    if t.ids_kind != "sampled":
+        out["ids_kind"] = t.ids_kind
     if t.parent_id is not None:
         out["parent_id"] = t.parent_id
     if t.fork_at is not None:
@@ -209,6 +47,10 @@ def _segment_to_json(s: Segment) -> dict[str, Any]:
         out["logprobs"] = list(s.logprobs)
     if s.entropies is not None:
         out["entropies"] = list(s.entropies)
+    if s.tokens is not None:
+        out["tokens"] = list(s.tokens)
+    if s.alternatives is not None:
+        out["alternatives"] = [[list(pair) for pair in token] for token in s.alternatives]
     if s.kind == "call":
         out["calls"] = [
             {"tool": c.tool, "arguments": dict(c.arguments)} | ({"error": c.error} if c.error is not None else {})
@@ -226,9 +68,9 @@ def _segment_to_json(s: Segment) -> dict[str, Any]:
 
 _TRAJECTORY_KEYS = frozenset(
     {"schema", "question_id", "trajectory_id", "question", "segments", "answer", "score", "stop"}
-    | {"entropy_kind", "parent_id", "fork_at"}
+    | {"entropy_kind", "parent_id", "fork_at", "ids_kind"}
 )
-_SEGMENT_KEYS = frozenset({"kind", "ids", "logprobs", "entropies", "calls", "results"})
+_SEGMENT_KEYS = frozenset({"kind", "ids", "logprobs", "entropies", "calls", "results", "tokens", "alternatives"})
 
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
@@ -270,6 +112,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
         parent_id=None if parent_id is None else str(parent_id),
         fork_at=fork_at,
         extra={k: v for k, v in data.items() if k not in _TRAJECTORY_KEYS},
+        ids_kind=_given(data, "ids_kind", "sampled"),
     )
     check_results(trajectory)
     return trajectory
@@ -287,7 +130,7 @@ def _segment_from_json(data: Any) -> Segment:
     if "kind" not in data or "ids" not in data:
         raise UserError("needs the keys 'kind' and 'ids'")
     ids = data["ids"]
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < ID_LIMIT for i in ids):
+    if not isinstance(ids, list) or not (set(map(type, ids)) <= {int} and (not ids or _within(ids))):
         raise UserError("'ids' is no list of token ids")
     return Segment(
         kind=data["kind"],
@@ -297,7 +140,39 @@ def _segment_from_json(data: Any) -> Segment:
         calls=tuple(_call_from_json(c) for c in _list(data, "calls")),
         results=tuple(_result_from_json(r) for r in _list(data, "results")),
         extra={k: v for k, v in data.items() if k not in _SEGMENT_KEYS},
+        tokens=_texts(data),
+        alternatives=_alternatives(data),
     )
+
+
+def _within(ids: list[int]) -> bool:
+    return min(ids) >= 0 and max(ids) < ID_LIMIT
+
+
+def _texts(data: Mapping[str, Any]) -> tuple[str, ...] | None:
+    values = data.get("tokens")
+    if values is None:
+        return None
+    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
+        raise UserError("'tokens' is no list of texts")
+    return tuple(values)
+
+
+def _alternatives(data: Mapping[str, Any]) -> tuple[tuple[tuple[str, float], ...], ...] | None:
+    values = data.get("alternatives")
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(token, list) for token in values):
+        raise UserError("'alternatives' is no list with a list for each token")
+    out = []
+    for token in values:
+        for pair in token:
+            if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and _is_finite(pair[1])):
+                raise UserError(f"'alternatives' holds {pair!r}, which is no pair of a text and a log-probability")
+            if pair[1] > TOLERANCE:
+                raise UserError(f"'alternatives' holds {pair[1]!r}, but {_SIGNS['logprobs']}")
+        out.append(tuple((text, float(logprob)) for text, logprob in token))
+    return tuple(out)
 
 
 def _list(data: Mapping[str, Any], key: str) -> list[Any]:
@@ -313,6 +188,11 @@ def _floats(data: Mapping[str, Any], key: str) -> tuple[float, ...] | None:
         return None
     if not isinstance(values, list):
         raise UserError(f"{key!r} is no list")
+    if values and set(map(type, values)) == {float} and math.isfinite(sum(values)):  # the common case, without a loop
+        # A sum is finite only where every value is, so these comparisons meet no NaN.
+        worst = min(values) if key == "entropies" else -max(values)
+        if worst >= -TOLERANCE:
+            return tuple(values)
     for v in values:
         if not _is_finite(v):
             raise UserError(f"{key!r} holds {v!r}, which is no finite number")
