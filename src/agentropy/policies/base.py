@@ -48,6 +48,13 @@ class Generation:
     entropy_kind: EntropyKind = "exact"
 
 
+class PolicyLost(Exception):
+    """A turn could not be sampled through no fault of the policy (a server that is down): the trajectory is lost.
+
+    Raised by `Policy.generate`; a rollout ends that trajectory with `error` and goes on with the others.
+    """
+
+
 class SequenceHandle(Protocol):
     """A growing token sequence inside a policy (for the local engine: with its key-value cache)."""
 

@@ -10,6 +10,7 @@ does not depend on how long tools take.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from agentropy.algorithms.branching import (
 )
 from agentropy.errors import UserError
 from agentropy.methods.base import RolloutSpec
-from agentropy.policies.base import Generation, SamplingParams, SequenceHandle, Stop
+from agentropy.policies.base import Generation, PolicyLost, SamplingParams, SequenceHandle, Stop
 from agentropy.rollout.loop import Agent, Attempt, Limits, RolloutFunction, finish, rollout, take_turns
 from agentropy.seeds import derive
 from agentropy.tools.base import ToolSession
@@ -261,7 +262,8 @@ class _Run:
                 # Ended by a tool, at a time that the engine's clock does not know: who is the last of the tree, and so
                 # when its budget is filled up, would hang on the tool's speed. One token more, and the clock knows.
                 one = SamplingParams(self.params.temperature, self.params.top_p, self.params.top_k, 1)
-                await agent.policy.generate(path.handle, (), one, Stop())
+                with contextlib.suppress(PolicyLost):
+                    await agent.policy.generate(path.handle, (), one, Stop())
         await self._leave(tree, path)
         if path.handle is not None:
             agent.policy.close(path.handle)

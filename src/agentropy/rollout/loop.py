@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from agentropy.policies.base import Generation, Policy, SamplingParams, SequenceHandle
+from agentropy.policies.base import Generation, Policy, PolicyInfo, PolicyLost, SamplingParams, SequenceHandle
 from agentropy.protocols.base import Dialect
 from agentropy.tasks.base import Task
 from agentropy.tools.base import ToolBox, ToolSession
@@ -50,6 +51,23 @@ class Agent:
     toolbox: ToolBox
     grade: Grade
     system: str | None = None
+
+
+class Described(Protocol):
+    """What says of itself what it is: a policy that samples ids, or a server that chats."""
+
+    @property
+    def info(self) -> PolicyInfo: ...
+
+
+class Graded(Protocol):
+    """What `finish` needs of an agent."""
+
+    @property
+    def policy(self) -> Described: ...
+
+    @property
+    def grade(self) -> Grade: ...
 
 
 async def rollout(
@@ -115,7 +133,7 @@ async def _run(
 
 
 async def finish(
-    agent: Agent,
+    agent: Graded,
     attempt: Attempt,
     session: ToolSession,
     segments: Sequence[Segment],
@@ -175,7 +193,10 @@ async def take_turns(
         if room <= 0:
             return None, "max_tokens" if budget <= 0 else "context_full"
         turn_params = SamplingParams(params.temperature, params.top_p, params.top_k, room)
-        out = await agent.policy.generate(handle, new_ids, turn_params, agent.dialect.stop)
+        try:
+            out = await agent.policy.generate(handle, new_ids, turn_params, agent.dialect.stop)
+        except PolicyLost:
+            return None, "error"
         if watch is not None:
             await watch(turn_number, out)
         budget -= len(out.ids)
