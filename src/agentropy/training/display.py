@@ -84,10 +84,11 @@ class TimeLeft:
         return (now - self._started) / (step - self._first) * (total - step)
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print, and go on in silence where nobody reads any more."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # nobody reads any more (`| head`, a lost connection); the run is worth finishing
+    except BrokenPipeError:  # `| head`, a lost connection; the run is worth finishing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -101,10 +102,10 @@ class PlainDisplay:
         left = self._left.after(step, total, metrics)
         cells = " ".join(f"{label} {_cell(metrics, name, form)}" for name, label, form in COLUMNS)
         note = trouble(metrics)
-        _print(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""))
+        print_line(f"step {step}/{total} {cells} left {duration(left)}" + (f" ({note})" if note else ""))
 
     def say(self, text: str) -> None:
-        _print(text)
+        print_line(text)
 
     def close(self) -> None:
         pass
