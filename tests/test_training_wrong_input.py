@@ -255,8 +255,8 @@ def test_without_steps_nothing_is_pointed_to_that_is_not_there(
 
 def test_the_sandbox_of_a_run_is_chosen_by_name(tmp_path: Path) -> None:
     from agentropy.errors import UserError
+    from agentropy.rollout.parts import make_sandbox
     from agentropy.sandbox import LocalSandbox, RemoteSandbox
-    from agentropy.training.setup import make_sandbox
 
     unsafe = make_sandbox("unsafe")
     assert isinstance(unsafe, LocalSandbox)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import json
 import math
-import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +17,9 @@ from rich.table import Table
 from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
-from agentropy import __version__
 from agentropy.config import RunConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
+from agentropy.run_directory import alone_in, environment, make_directory
 from agentropy.training.checkpoint import list_checkpoints, restore, save_model
 from agentropy.training.display import duration, make_display
 from agentropy.training.loggers import make_loggers
@@ -37,7 +30,6 @@ from agentropy.trajectory import write_lines
 # What may change when a run goes on; everything else would make it another run.
 RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.")
 FIXED = ("evaluation.split",)  # what was measured before would not compare with what is measured after
-RECORDED = ("torch", "transformers", "tokenizers", "numpy", "peft", "bm25s", "math-verify", "sympy")
 ROWS = (
     ("eval/avg", "{split} Avg@{k}"),
     ("eval/pass", "{split} Pass@{k}"),
@@ -58,8 +50,8 @@ def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
     source = config.world or Path(config.tasks or "tasks").stem
     directory = Path(config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     fresh = not directory.exists()
-    _make(directory)
-    with _alone(directory):
+    make_directory(directory)
+    with alone_in(directory, "training"):
         if any(directory.iterdir()):
             raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
         try:
@@ -68,16 +60,6 @@ def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
             if fresh:
                 with contextlib.suppress(OSError):  # not empty: the run got under way
                     directory.rmdir()
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"cannot make a run directory at {str(directory)!r} ({why}); choose another --out") from None
 
 
 def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
@@ -90,34 +72,17 @@ def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
         if not key.startswith(RESUMABLE) or key in FIXED:
             raise UserError(f"--{key} cannot change in a resumed run; start a new one")
     config = load_config(saved, overrides)
-    with _alone(path):
+    with alone_in(path, "training"):
         return _run(config, path, fresh=False)
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a run directory. The lock is the kernel's, so it goes with the process."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UserError(f"another process is training in {directory}; wait for it, or choose another --out") from None
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
     hf_logging.disable_progress_bar()  # one bar is enough, and it is ours
     setup = build(config)
-    _make(directory / "trajectories")
+    make_directory(directory / "trajectories")
     save_config(config, directory / "config.yaml")
     if fresh:
-        write_lines(directory / "environment.json", [json.dumps(_environment(), indent=2)])
+        write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
     display = make_display()
     loggers = []
     try:
@@ -171,9 +136,9 @@ async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
     stamp = trainer.progress.step if name == "after" else 0
     if (saved := _saved_evaluation(path, stamp)) is not None:
         return saved
-    if not trainer.config.evaluation.questions or (name == "before" and trainer.progress.step):
-        return {}
     e = trainer.config.evaluation
+    if not e.questions or (name == "before" and (trainer.progress.step or not e.before)):
+        return {}
     questions = min(e.questions, len(trainer.setup.tasks.split(e.split)))
     trainer.display.say(f"Evaluating {name} training: {questions} {e.split} questions x {e.samples} samples")
     out = await trainer.evaluate(e.split, f"{e.split}-{name}")
@@ -217,6 +182,7 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
     with (directory / "metrics.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     accuracy = [r["reward/accuracy"] for r in rows if r.get("reward/accuracy") is not None]
+    compared = bool(before)
     if accuracy:
         before["train/accuracy"] = sum(accuracy[:n]) / len(accuracy[:n])
         after["train/accuracy"] = sum(accuracy[-n:]) / len(accuracy[-n:])
@@ -232,40 +198,10 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
         Console().print(table)
     print(f"Run directory: {directory}")
     print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
-    kept = f"{split}-before.jsonl against {split}-after.jsonl"
+    kept = f"{split}-before.jsonl against {split}-after.jsonl" if compared else f"{split}-after.jsonl"
     print(f"  trajectories/     what the agent wrote, called and answered; {kept}")
     kind = "adapter of peft" if trainer.config.lora.rank else "Hugging Face checkpoint"
     print(f"  model/            the trained agent, an ordinary {kind}")
     last = directory / "trajectories" / f"step-{trainer.progress.step:06d}.jsonl"
     if last.is_file():
         print(f"Next: what a method makes of these trajectories: agentropy shape --method tepo-dense {last}")
-
-
-def _environment() -> dict[str, Any]:
-    versions = {}
-    for name in RECORDED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    try:
-        root = Path(__file__).parent
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=5, check=True
-        ).stdout
-        commit += "+changes" if dirty.strip() else ""
-    except (OSError, subprocess.SubprocessError):
-        commit = None
-    return {
-        "agentropy": __version__,
-        "commit": commit,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "packages": versions,
-    }

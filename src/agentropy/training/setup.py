@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,11 @@ from agentropy.policies.loading import load_model
 from agentropy.policies.local import LocalPolicy
 from agentropy.protocols import make_dialect
 from agentropy.rollout.loop import Agent, Limits
-from agentropy.sandbox import LocalSandbox, RemoteSandbox
+from agentropy.rollout.parts import assemble_toolbox, local_policy, parameters, pick_device
 from agentropy.tasks.base import TaskSource
 from agentropy.tasks.worlds import World, make_world
-from agentropy.tools.base import ToolBox
-from agentropy.tools.faults import with_faults
-from agentropy.tools.python import PythonPart, python_tool
+from agentropy.tools.python import python_tool
 from agentropy.tools.search import search_tool
-from agentropy.tools.session import make_toolbox
-
-SMALL_MODEL = 10_000_000
-"""Below this many parameters a second thread costs more than it gives."""
 
 
 @dataclass
@@ -59,6 +52,7 @@ def build(config: RunConfig) -> Setup:
     config = resolved(config)
     r, lr = config.rollout, config.optim.lr
     # For the type checker: `resolved` has filled these in.
+    assert r.max_turns
     assert r.max_new_tokens
     assert r.max_result_tokens
     assert r.tool_timeout
@@ -74,32 +68,27 @@ def build(config: RunConfig) -> Setup:
         world = make_world(config.world or "arithmetic", seed=config.seed, **config.world_options)
         tasks, source_name = world.tasks, world.name
     parts = _tools(config, world, r.tool_timeout)
-    for part in parts:
-        if isinstance(part, PythonPart) and config.sandbox != "strict":
-            part.use(make_sandbox(config.sandbox))
-    toolbox: ToolBox = make_toolbox(parts, timeout=r.tool_timeout)
-    if world is not None and world.tool_failures:
-        toolbox = with_faults(toolbox, world.faults(), seed=config.seed)
+    toolbox = assemble_toolbox(parts, timeout=r.tool_timeout, sandbox=config.sandbox, world=world, seed=config.seed)
     device = pick_device(config.device)
     path = config.model if config.model is not None else str(world.warm_start()) if world else ""
     model, tokenizer = load_model(path, dtype=getattr(torch, config.dtype), device=device)
     embedded = config.model is None
     if config.lora.rank:
         model = add_lora(model, config)
-    size = sum(p.numel() for p in model.parameters())
-    torch.set_num_threads(config.threads or (1 if size < SMALL_MODEL else os.cpu_count() or 1))
-    policy = LocalPolicy(
+    policy = local_policy(
         model,
         tokenizer,
-        max_slots=r.max_slots,
-        max_context=min(r.max_context or 4096, 1 << 20),
-        deterministic=r.deterministic,
         name=path,
+        max_slots=r.max_slots,
+        max_context=r.max_context,
+        deterministic=r.deterministic,
+        threads=config.threads,
     )
     dialect = make_dialect(config.protocol, tokenizer, max_result_tokens=r.max_result_tokens, **config.protocol_options)
     if config.steps:  # questions, template or tools that cannot be used show here, before a run directory is filled
         dialect.prompt(tasks.train(0).question, toolbox.specs, config.system)
     scorer = Scorer()
+    size = f"{parameters(model) / 1e6:.2f} million parameters"
     return Setup(
         agent=Agent(policy, dialect, toolbox, scorer, config.system),
         policy=policy,
@@ -111,7 +100,7 @@ def build(config: RunConfig) -> Setup:
         lr=lr,
         scorer=scorer,
         source_name=source_name,
-        description=f"{'the embedded agent' if embedded else path} ({size / 1e6:.2f} million parameters, {device})",
+        description=f"{'the embedded agent' if embedded else path} ({size}, {device})",
     )
 
 
@@ -148,35 +137,6 @@ def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
             )
         return search_tool(Path(argument) if argument else beside or Path())
     raise UserError(f"no built-in tool {name!r}; there are python, python:stateful, search and search:FILE.jsonl")
-
-
-def make_sandbox(name: str) -> LocalSandbox | RemoteSandbox:
-    """A sandbox from its name in the configuration: an isolation, `unsafe`, or a server's URL."""
-    if name.startswith(("http://", "https://")):
-        return RemoteSandbox(name)
-    if name == "unsafe":
-        return LocalSandbox(allow_unsafe=True)
-    return LocalSandbox(isolation=name)
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU. Raises UserError for a device that is not there."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError("unknown kind")
-    except RuntimeError:
-        raise UserError(f"no device {name!r}; there are auto, cpu, cuda, cuda:1 and mps") from None
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0].split(". ")[0] if device.type == "cuda" else f"this torch has no {device.type}"
-        raise UserError(f"device {name!r} cannot be used here: {why}") from None
-    return device
 
 
 def add_lora(model: Any, config: RunConfig) -> Any:
