@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentropy.tools.base import Tool, ToolBox, ToolSession
 from agentropy.tools.faults import Fault, delay, outage, with_faults, wrong
 from agentropy.tools.functions import from_environment, from_function
+from agentropy.tools.mcp import mcp_tools
 from agentropy.tools.parts import ToolLost
 from agentropy.tools.python import python_tool
 from agentropy.tools.schema import ArgumentError
@@ -25,6 +26,7 @@ __all__ = [
     "from_environment",
     "from_function",
     "make_toolbox",
+    "mcp_tools",
     "outage",
     "python_tool",
     "search_tool",

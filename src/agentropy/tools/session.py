@@ -16,6 +16,7 @@ from agentropy.errors import UserError
 from agentropy.tools.base import Tool
 from agentropy.tools.faults import FaultyBox
 from agentropy.tools.functions import EnvironmentPart, from_function
+from agentropy.tools.mcp import McpPart
 from agentropy.tools.parts import Part, PartSession, StaticPart, ToolLost
 from agentropy.tools.schema import ArgumentError, check_arguments
 from agentropy.trajectory import Status, ToolCall, ToolResult
@@ -136,6 +137,12 @@ class Box:
         self.describe = say
         self._max_concurrency = max_concurrency
         self.slots = asyncio.Semaphore(max_concurrency)
+        # Nobody chose the names of a server's tools: they give way to the others.
+        taken = {str(s["function"]["name"]) for p in parts if not isinstance(p, McpPart) for s in p.specs}
+        for part in parts:
+            if isinstance(part, McpPart):
+                part.avoid(taken)
+                taken |= {str(s["function"]["name"]) for s in part.specs}
         names = [str(s["function"]["name"]) for s in self.specs]
         for name in names:
             if names.count(name) > 1:
