@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -52,6 +53,8 @@ class Server:
         """From `[NAME=value …] command argument …` or `[Header=value …] https://…`. Raises UserError."""
         try:
             words = shlex.split(text)
+            if len(words) == 1 and " " in words[0] and shutil.which(words[0]) is None:
+                words = shlex.split(words[0])  # quoted as a whole, as a list of tools demands where there are commas
         except ValueError as error:
             raise UserError(f"mcp:{text}: {str(error).lower()}") from None
         settings: dict[str, str] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from agentropy.rollout.loop import Agent, Limits
 from agentropy.rollout.parts import assemble_toolbox, local_policy, parameters, pick_device
 from agentropy.tasks.base import TaskSource
 from agentropy.tasks.worlds import World, make_world
-from agentropy.tools.python import python_tool
-from agentropy.tools.search import search_tool
+from agentropy.tools.named import tool_by_name
 
 
 @dataclass
@@ -118,25 +116,6 @@ def _tools(config: RunConfig, world: World | None, timeout: float) -> Sequence[A
     if world and "search" in config.tools and "search" in world.tool_names:
         return [*own, *(tool_by_name(name, timeout) for name in config.tools if name != "search")]
     return [tool_by_name(name, timeout, config.tasks) for name in config.tools]
-
-
-def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
-    """A built-in tool by its name: `python`, `python:stateful`, `search:CORPUS.jsonl` or `search`.
-
-    `search` alone takes `corpus.jsonl` from the folder of the questions.
-    """
-    kind, _, argument = name.partition(":")
-    if kind == "python" and argument in ("", "stateful"):
-        return python_tool(timeout=timeout, stateful=bool(argument))
-    if kind == "search":
-        beside = Path((tasks or "").partition("?")[0]).with_name("corpus.jsonl") if tasks else None
-        if not argument and (beside is None or not beside.is_file()):
-            missing = f" (there is no {beside})" if beside else ""
-            raise UserError(
-                f"tool search needs a corpus: search:FILE.jsonl, one {{title, text}} object a line{missing}"
-            )
-        return search_tool(Path(argument) if argument else beside or Path())
-    raise UserError(f"no built-in tool {name!r}; there are python, python:stateful, search and search:FILE.jsonl")
 
 
 def add_lora(model: Any, config: RunConfig) -> Any:
