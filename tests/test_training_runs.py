@@ -68,6 +68,16 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -
         time.sleep(0.02)
 
 
+def test_a_run_need_not_evaluate_before(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run("--method=grpo", "--steps=1", f"--out={out}", "--evaluation.before=false", *SMALL)
+    assert "Evaluating after" in done.stdout
+    assert "before.jsonl" not in done.stdout
+    assert not (out / "evaluation-before.json").exists()
+    assert not (out / "trajectories" / "test-before.jsonl").exists()
+    assert json.loads((out / "evaluation-after.json").read_text())["eval/questions"] == 4
+
+
 @pytest.mark.timeout(400)
 def test_killed_and_resumed_equals_uninterrupted_bit_by_bit(tmp_path: Path) -> None:
     straight, broken = tmp_path / "straight", tmp_path / "broken"

@@ -39,10 +39,11 @@ class RolloutConfig(_Strict):
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, le=2**31 - 1)
-    max_turns: int = Field(5, ge=1)
-    """Turns of the policy a trajectory; a call in the last one is not run."""
+    max_turns: int | None = Field(None, ge=1)
+    """Turns of the policy a trajectory; a call in the last one is not run. None: 5, or what the world's level says."""
     max_new_tokens: int | None = Field(None, ge=1)
-    """Sampled tokens a trajectory, over all its turns. None: 128 for the embedded agents, 1024 for other models."""
+    """Sampled tokens a trajectory, over all its turns. None: 128 for the embedded agents, or what the world's level
+    says; 1024 for other models."""
     max_result_tokens: int | None = Field(None, ge=4)
     """Longer tool results are cut in the middle. None: 64 for the embedded agents, 512 for other models."""
     max_context: int | None = Field(None, ge=8)
@@ -98,6 +99,8 @@ class EvaluationConfig(_Strict):
 
     every: int = Field(0, ge=0)
     """0: only before and after."""
+    before: bool = True
+    """False: only after (a study's runs all begin with the same agent)."""
     split: Literal["test", "validation"] = "test"
     """What is evaluated on before and after training; validation is for choosing hyperparameters."""
     questions: int = Field(128, ge=0)
@@ -257,8 +260,11 @@ def load_config(path: Path | str | None, overrides: Sequence[tuple[str, Any]] = 
 
 def resolved(config: RunConfig) -> RunConfig:
     """The configuration with every value filled in that depends on others: what is saved with a run."""
+    from agentropy.tasks.worlds import rollout_defaults
+
     embedded = config.model is None
     r, o = config.rollout, config.optim
+    world = {} if config.tasks else rollout_defaults(config.world or "arithmetic", config.world_options)
     lr = 5e-4 if embedded else 1e-5 if config.lora.rank else 1e-6
     return config.model_copy(
         update={
@@ -266,7 +272,8 @@ def resolved(config: RunConfig) -> RunConfig:
             "protocol": config.protocol or ("tags" if embedded else "hermes"),
             "rollout": r.model_copy(
                 update={
-                    "max_new_tokens": r.max_new_tokens or (128 if embedded else 1024),
+                    "max_turns": r.max_turns or world.get("max_turns", 5),
+                    "max_new_tokens": r.max_new_tokens or (world.get("max_new_tokens", 128) if embedded else 1024),
                     "max_result_tokens": r.max_result_tokens or (64 if embedded else 512),
                     "tool_timeout": r.tool_timeout or (2.0 if embedded else 5.0),
                 }
