@@ -6,6 +6,7 @@ Unknown keys are errors that name the nearest key. The resolved configuration is
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -309,9 +310,16 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
+def split_list(text: str) -> list[str]:
+    """The items between commas. Commas in quotes do not count, and quotes around a whole item are dropped."""
+    items = [item.strip() for item in re.findall(r"""(?:"[^"]*"|'[^']*'|[^,])+""", text)]
+    whole = re.compile(r"""(["'])((?:(?!\1).)+)\1""")
+    return [match[2] if (match := whole.fullmatch(item)) else item for item in items if item]
+
+
 def _value(key: str, text: str) -> Any:
     if key in ("log", "tools"):
-        return [part for part in text.split(",") if part]
+        return split_list(text)
     if key in _TEXTS:  # `--out 2024` and `--system "Note: be brief"` are text, whatever YAML makes of them
         return None if text in ("null", "~") else text
     try:
