@@ -78,14 +78,14 @@ def test_every_failure_is_one_line(checkpoint: Path, tmp_path: Path, monkeypatch
 
 def test_the_hub_is_not_asked_when_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not loading._hub_reachable()
+    assert not loading.hub_reachable()
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     for proxy in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
-    assert not loading._hub_reachable()
+    assert not loading.hub_reachable()
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert loading._hub_reachable()
+    assert loading.hub_reachable()
 
 
 @pytest.mark.slow

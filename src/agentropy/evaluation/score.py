@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from agentropy.evaluation.benchmarks import livecodebench
 from agentropy.evaluation.grading.code import problem_gold
 from agentropy.evaluation.grading.graders import Grader, make_grader
 from agentropy.evaluation.grading.qa import METRICS
 from agentropy.tasks.base import Task
+
+
+def problem(task: Task) -> str:
+    """The tests of a task as a gold of the code grader."""
+    tests, prelude = task.row["tests"], ""
+    if isinstance(tests, Mapping) and livecodebench.PACKED in tests:
+        tests, prelude = livecodebench.unpack(tests)
+    return problem_gold(tests, task.row.get("checker"), prelude)
 
 
 class Scorer:
@@ -28,7 +39,7 @@ class Scorer:
         """The score in [0, 1]; None where the gold cannot be graded or the grader failed for no fault of the answer."""
         golds = task.answers
         if not golds and "tests" in task.row:
-            golds = (problem_gold(task.row["tests"], task.row.get("checker")),)
+            golds = (problem(task),)
         verdict = await self.grader(task.grader).grade_answer(answer, golds)
         if verdict.score is None:
             self.ungraded[verdict.reason] = self.ungraded.get(verdict.reason, 0) + 1

@@ -59,7 +59,7 @@ def load_model(
         return _load(str(folder), dtype, device, local=True)
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"no model at {name}: give a folder with config.json and weights, or a hub id")
-    return _load(name, dtype, device, local=not _hub_reachable())
+    return _load(name, dtype, device, local=not hub_reachable())
 
 
 def _gguf_of(path: Path) -> Path | None:
@@ -73,7 +73,8 @@ def _gguf_of(path: Path) -> Path | None:
     return None
 
 
-def _hub_reachable() -> bool:
+def hub_reachable() -> bool:
+    """Whether the Hugging Face hub can be asked: not told to stay offline, and its name resolves."""
     # The hub's client retries for half a minute before it gives up, so ask the resolver first.
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
@@ -88,7 +89,7 @@ def _hub_reachable() -> bool:
 
 
 def _load(name: str, dtype: torch.dtype, device: str | torch.device, *, local: bool) -> tuple[nn.Module, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if Path(name, "adapter_config.json").exists() and not Path(name, "config.json").exists():
         return _load_adapter(name, dtype, device)
@@ -103,17 +104,40 @@ def _load(name: str, dtype: torch.dtype, device: str | torch.device, *, local: b
         raise UserError(f"cannot load {name}: {_first_line(error)}") from error
     except Exception as error:  # a broken file can fail anywhere in the parsers
         raise UserError(_explain(name, error, local)) from error
+    return model.to(device).eval(), _tokenizer(name, local)
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a model without the model: from a folder, a GGUF file, the hub, or `smollm2`.
+
+    Raises:
+        UserError: there is none, or the hub cannot be reached.
+    """
+    name = str(find_smollm2()) if str(source) == SMOLLM2 else str(source)
+    folder = Path(name).expanduser()
+    gguf = _gguf_of(folder)
+    if gguf is not None:
+        folder = converted(gguf)
+    if folder.is_dir():
+        return _tokenizer(str(folder), local=True)
+    if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"no tokenizer at {name!r}: give a folder with tokenizer.json, or a hub id")
+    return _tokenizer(name, local=not hub_reachable())
+
+
+def _tokenizer(name: str, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
     try:
         # transformers makes up an empty tokenizer where there is none.
         if Path(name).is_dir() and not any(f for kind in TOKENIZER_FILES for f in Path(name).glob(kind)):
             raise OSError("no tokenizer files")
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        return AutoTokenizer.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(
-            f"{name} has a model but no tokenizer that loads ({_first_line(error)}): put tokenizer.json and "
-            "tokenizer_config.json beside it"
+            f"{name} has no tokenizer that loads ({_first_line(error)}): put tokenizer.json and "
+            "tokenizer_config.json there"
         ) from error
-    return model.to(device).eval(), tokenizer
 
 
 def _load_adapter(name: str, dtype: torch.dtype, device: str | torch.device) -> tuple[nn.Module, Any]:

@@ -96,10 +96,17 @@ def load_tasks(spec: str, seed: int = 0) -> TaskSource:
         raise UserError(
             f"no file {body!r}; tasks come from a .jsonl or .parquet file, hf:NAME:SPLIT or reasoning-gym:TASK"
         )
+    return collect(read_rows(path), path.name, seed, options)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file: JSON Lines, one JSON array of objects (`.json`), or Parquet. Raises UserError with the place."""
     if path.suffix == ".parquet":
-        return collect(_parquet(path), path.name, seed, options)
+        return _parquet(path)
+    if path.suffix == ".json" and _begins_with_bracket(path):
+        return _json_array(path)
     if path.suffix in (".jsonl", ".json"):
-        return collect(_jsonl(path), path.name, seed, options)
+        return _jsonl(path)
     raise UserError(f"{path}: cannot tell what {path.suffix or 'no suffix'} means; use .jsonl or .parquet")
 
 
@@ -120,8 +127,17 @@ Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (for messages), and the row."""
 
 
-def collect(rows: Iterable[Row], name: str, seed: int = 0, options: Mapping[str, str] | None = None) -> FileTasks:
-    """Rows as tasks: cleaned, without blank and repeated ones, split. Raises UserError where nothing is left."""
+def collect(
+    rows: Iterable[Row],
+    name: str,
+    seed: int = 0,
+    options: Mapping[str, str] | None = None,
+    limit: int | None = None,
+) -> FileTasks:
+    """Rows as tasks: cleaned, without blank and repeated ones, split. Raises UserError where nothing is left.
+
+    limit: usable rows after which no more are read.
+    """
     options = options or {}
     notes: Counter[str] = Counter()
     seen: set[str] = set()
@@ -136,6 +152,8 @@ def collect(rows: Iterable[Row], name: str, seed: int = 0, options: Mapping[str,
             continue
         seen.add(key)
         drafts.append((task, split))
+        if len(drafts) == limit:
+            break
     if not drafts:
         dropped = "; ".join(f"{n} times: {what}" for what, n in notes.items())
         raise UserError(f"{name} holds no usable question" + (f" ({dropped})" if dropped else ""))
@@ -260,6 +278,26 @@ def _splits(tasks: Sequence[Task], given: Sequence[str | None]) -> tuple[Split, 
         hashed = ["train"] * len(tasks)
         hashed[order[0]], hashed[order[1]] = "test", "validation"
     return tuple(hashed)
+
+
+def _begins_with_bracket(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _json_array(path: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise UserError(f"{path}: not JSON that can be read") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, row {number}: a {type(row).__name__}, where an object is needed")
+        yield f"{path}, row {number}", row
 
 
 def _jsonl(path: Path) -> Iterator[Row]:

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.S | re.M)
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.M)
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?")
 
@@ -58,19 +59,24 @@ class FunctionTest:
 
 @dataclass(frozen=True)
 class Problem:
-    """Tests that must all pass. checker: compare line by line or token by token; floats within `tolerance`."""
+    """Tests that must all pass. checker: compare line by line or token by token; floats within `tolerance`.
+
+    prelude: code that goes before the program, such as imports that the benchmark's own checker provides.
+    """
 
     tests: tuple[IOTest | FunctionTest, ...]
     checker: Literal["lines", "tokens"] = "lines"
     tolerance: float = TOLERANCE
+    prelude: str = ""
 
 
-def problem_gold(tests: Any, checker: str | None = None) -> str:
+def problem_gold(tests: Any, checker: str | None = None, prelude: str = "") -> str:
     """The tests of a task row as one gold string.
 
-    tests: a list of {stdin, stdout}, or one {entry_point, test}. checker: None, `tokens` or `float tolerance X`.
+    tests: a list of {stdin, stdout} or {entry_point, test}, or one of them. checker: None, `tokens` or `float tolerance
+    X`. prelude: code that goes before the program.
     """
-    return json.dumps({"tests": tests, "checker": checker})
+    return json.dumps({"tests": tests, "checker": checker} | ({"prelude": prelude} if prelude else {}))
 
 
 def read_problem(gold: str, stdin: str = "") -> Problem:
@@ -81,7 +87,8 @@ def read_problem(gold: str, stdin: str = "") -> Problem:
         except ValueError:
             row = None
         if isinstance(row, dict) and "tests" in row:
-            return _problem(row["tests"], row.get("checker"))
+            problem = _problem(row["tests"], row.get("checker"))
+            return replace(problem, prelude=str(row.get("prelude") or ""))
     return Problem((IOTest(stdin, gold),))
 
 
@@ -118,15 +125,24 @@ async def grade_code(program: str, problem: Problem, executor: Executor, *, time
     """
     if not program.strip():
         return wrong("no_answer", program, "there is no program")
+    code = after_prelude(problem.prelude, program)
     for number, test in enumerate(problem.tests):
         if isinstance(test, FunctionTest):
-            verdict = await _run_function(program, test, executor, timeout)
+            verdict = await _run_function(code, test, executor, timeout)
         else:
-            verdict = await _run_io(program, test, problem, executor, timeout)
+            verdict = await _run_io(code, test, problem, executor, timeout)
         if not verdict.correct:
             where = f"test {number} of {len(problem.tests)}: " if len(problem.tests) > 1 else ""
             return Verdict(verdict.correct, verdict.score, verdict.reason, program, where + verdict.detail)
     return right("passed", program, f"{len(problem.tests)} of {len(problem.tests)} tests passed")
+
+
+def after_prelude(prelude: str, program: str) -> str:
+    """The program behind the prelude; its own `from __future__` lines, which may follow nothing, come first."""
+    if not prelude:
+        return program
+    first = _FUTURE.findall(program)
+    return "".join(f"{line}\n" for line in first) + f"{prelude}\n{_FUTURE.sub('', program)}"
 
 
 def _failed(result: ExecutionResult, timeout: float) -> Verdict | None:
