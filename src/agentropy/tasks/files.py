@@ -100,7 +100,7 @@ def load_tasks(spec: str, seed: int = 0) -> TaskSource:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file: JSON Lines, one JSON array of objects (`.json`), or Parquet. Raises UserError with the place."""
+    """The rows of a file: JSON Lines, one JSON array of objects (`.json`), or Parquet. Raises UserError."""
     if path.suffix == ".parquet":
         return _parquet(path)
     if path.suffix == ".json" and _begins_with_bracket(path):

@@ -1,7 +1,7 @@
 """Rows of LiveCodeBench: tests as its publisher packs them.
 
-A row's private tests are JSON inside a pickle inside zlib inside base64. A pickle from elsewhere can run any code when it
-is loaded, so it never is: the one string in it is read off its opcodes, and anything but a string is refused.
+A row's private tests are JSON inside a pickle inside zlib inside base64. A pickle from elsewhere can run any code when
+it is loaded, so it never is: the one string in it is read off its opcodes, and anything but a string is refused.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def find_benchmark(name: str) -> tuple[Benchmark, Source]:
 def load_benchmark(name: str, data: str | None = None, limit: int | None = None) -> Questions:
     """The first `limit` questions of a benchmark, all without it.
 
-    data: a file (.jsonl, .json, .parquet), instead of the hub. Raises UserError for what cannot be read, with the place.
+    data: a file (.jsonl, .json, .parquet), instead of the hub. Raises UserError, with the place, for what cannot be
+    read.
     """
     benchmark, source = find_benchmark(name)
     if data is None:
