@@ -74,11 +74,15 @@ class EntropyChange:
     change[C]    float64, `dH_k = H(r_k) - H(r_{k-1})`, nats; NaN where undefined, 0 where it is mere rounding
     relative[C]  float64, `dH_k / (H(r_{k-1}) + 1e-8)`; NaN where undefined
     reducing[C]  bool, `I_k`: True iff dH_k < 0; False where undefined
+    before[C]    float64, `H(r_{k-1})`, or what stands in for it; NaN where there is none
+    after[C]     float64, `H(r_k)`; NaN where there is none
     """
 
     change: Tensor
     relative: Tensor
     reducing: Tensor
+    before: Tensor
+    after: Tensor
 
 
 def entropy_change(batch: Batch, include_call_tokens: bool = False) -> EntropyChange:
@@ -103,6 +107,8 @@ def entropy_change(batch: Batch, include_call_tokens: bool = False) -> EntropyCh
         change=change,
         relative=change / (before[batch.call_turn] + 1e-8),
         reducing=change < 0,  # NaN < 0 is False
+        before=before[batch.call_turn],
+        after=after[batch.call_turn],
     )
 
 

@@ -36,7 +36,7 @@ _PYTHON = re.compile(r"(py|python)[\d.]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """A fenced block: byte offsets of its opening fence and of the end of its closing one (None: not closed)."""
 
     start: int
@@ -93,7 +93,7 @@ class FenceDialect:
         while length and ids[length - 1] in self._ends:
             length -= 1
         data = self.text.decode_bytes(ids[:length])
-        blocks = _blocks(data)
+        blocks = fenced_blocks(data)
         block = next((b for b in blocks if b.is_python), blocks[-1] if blocks else None)
         outside = _outside(data, blocks, block.start if block and block.end is not None else len(data))
         if finish == "stop" and (answer := answers.boxed(outside)) is not None:
@@ -104,7 +104,7 @@ class FenceDialect:
         call = self._call(block, data, length < len(ids)) if finish == "stop" else None
         return Turn(start, () if call is None else (call,))
 
-    def _call(self, block: _Block, data: bytes, ended: bool) -> ToolCall | None:
+    def _call(self, block: Block, data: bytes, ended: bool) -> ToolCall | None:
         code = block.code.decode("utf-8", "replace").replace("\r\n", "\n")
         if block.end is None:
             # A bare fence looks like a closing one, so generation stopped right behind it.
@@ -134,13 +134,13 @@ class FenceDialect:
         return self.text.encode_mixed([(first, True), *parts])
 
 
-def _blocks(data: bytes) -> list[_Block]:
+def fenced_blocks(data: bytes) -> list[Block]:
     """The fenced blocks of a text in order, the last one perhaps not closed.
 
     A closing fence is a line of nothing but at least as many backticks as the opening one; backticks elsewhere in a
     line are text, so a fence inside a one-line string literal closes nothing.
     """
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     at, start, inside, ticks, language = 0, 0, 0, b"", ""
     for line in data.splitlines(keepends=True):
         bare = line.rstrip(b" \t\r\n")
@@ -149,15 +149,15 @@ def _blocks(data: bytes) -> list[_Block]:
                 ticks, language = opening[1], opening[2].decode("utf-8", "replace")
                 start, inside = at, at + len(line)
         elif _CLOSING.fullmatch(bare) and bare.count(b"`") >= len(ticks):
-            blocks.append(_Block(start, at + len(line), language, data[inside:at]))
+            blocks.append(Block(start, at + len(line), language, data[inside:at]))
             ticks = b""
         at += len(line)
     if ticks:
-        blocks.append(_Block(start, None, language, data[inside:]))
+        blocks.append(Block(start, None, language, data[inside:]))
     return blocks
 
 
-def _outside(data: bytes, blocks: Sequence[_Block], end: int) -> str:
+def _outside(data: bytes, blocks: Sequence[Block], end: int) -> str:
     """The text before `end` that is in no block."""
     parts, at = [], 0
     for block in blocks:

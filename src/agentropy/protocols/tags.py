@@ -9,6 +9,7 @@ lie across tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentropy.errors import UserError
@@ -115,33 +116,18 @@ class TagsDialect:
 
     def _read_text(self, ids: Sequence[int]) -> Turn:
         data = self.text.decode_bytes(ids)
-        tags = [*self._tool_tags, ANSWER]
-        ends = [(at, t) for t in tags if (at := data.find(f"</{t}>".encode())) >= 0]
-        if not ends:
+        found = find_tag(data, [*self._tool_tags, ANSWER])
+        if found is None:
             starts = [data.rfind(f"<{t}>".encode()) for t in self._tool_tags]
             start = max(starts, default=-1)
             return Turn(len(ids) if start < 0 else self.text.token_at(ids, start))
-        end, tag = min(ends)
-        opening = f"<{tag}>".encode()
-        start = data.rfind(opening, 0, end)
-        content = None if start < 0 else data[start + len(opening) : end].decode("utf-8", "replace")
-        return self._turn(tag, content, self.text.token_at(ids, end if start < 0 else start), len(ids))
+        return self._turn(found.tag, found.content, self.text.token_at(ids, found.start), len(ids))
 
     def _turn(self, tag: str, content: str | None, start: int, length: int) -> Turn:
         if tag == ANSWER:
             stripped = (content or "").strip()
             return Turn(length, answer=answers.boxed(stripped) or stripped or None)
-        return Turn(start, (self._call(tag, content),))
-
-    def _call(self, tag: str, content: str | None) -> ToolCall:
-        if content is None:
-            return ToolCall(tag, error=f"</{tag}> has no <{tag}> before it")
-        argument = self._tool_tags[tag]
-        if not content.strip():
-            return ToolCall(tag, error=f"nothing stands between <{tag}> and </{tag}>")
-        if argument is None:
-            return json_arguments(tag, content)
-        return ToolCall(tag, {argument: content.strip("\r\n") if argument == "code" else content.strip()})
+        return Turn(start, (tag_call(tag, content, self._tool_tags[tag]),))
 
     def results(self, results: Sequence[ToolResult], after: int | None = None) -> list[int]:
         """Ids of results in `<result>` tags, after which the policy goes on in the same turn."""
@@ -153,3 +139,36 @@ class TagsDialect:
             return [i for c in contents for i in (before, *self.text.encode_plain(c), behind)]
         parts = [p for c in contents for p in (("\n<result>\n", True), (c, False), ("\n</result>", True))]
         return self.text.encode_mixed([*parts, ("\n", True)])
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTag:
+    """A closing tag and what stands before it: where it begins (at the closing tag where it was never opened), and its
+    content, None where it was never opened."""
+
+    tag: str
+    start: int
+    content: str | None
+
+
+def find_tag(data: bytes, tags: Sequence[str]) -> FoundTag | None:
+    """The first of `tags` that is closed in a text, with the nearest opening before it; offsets in bytes."""
+    ends = [(at, t) for t in tags if (at := data.find(f"</{t}>".encode())) >= 0]
+    if not ends:
+        return None
+    end, tag = min(ends)
+    opening = f"<{tag}>".encode()
+    start = data.rfind(opening, 0, end)
+    content = None if start < 0 else data[start + len(opening) : end].decode("utf-8", "replace")
+    return FoundTag(tag, end if start < 0 else start, content)
+
+
+def tag_call(tag: str, content: str | None, argument: str | None) -> ToolCall:
+    """The call that a tag and its content stand for; `argument` as in `TOOL_TAGS`."""
+    if content is None:
+        return ToolCall(tag, error=f"</{tag}> has no <{tag}> before it")
+    if not content.strip():
+        return ToolCall(tag, error=f"nothing stands between <{tag}> and </{tag}>")
+    if argument is None:
+        return json_arguments(tag, content)
+    return ToolCall(tag, {argument: content.strip("\r\n") if argument == "code" else content.strip()})
