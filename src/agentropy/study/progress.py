@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentropy.training.display import duration, print_line
+from agentropy.terminal import duration, print_line
 
 PLAIN_EVERY = 60.0
 """Seconds between two plain lines on how far everything is."""

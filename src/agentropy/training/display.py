@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
@@ -15,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentropy.terminal import duration, print_line
+
 # Name of the metric, what the column is called, and how its number is written.
 COLUMNS = (
     ("reward/accuracy", "accuracy", "{:.3f}"),
@@ -25,16 +26,6 @@ COLUMNS = (
     ("optim/grad_norm", "grad", "{:.3f}"),
     ("time/tokens_per_second", "tok/s", "{:,.0f}"),
 )
-
-
-def duration(seconds: float) -> str:
-    """12s, 3m05s or 2h07m."""
-    s = round(seconds)
-    if s < 60:
-        return f"{s}s"
-    if s < 3600:
-        return f"{s // 60}m{s % 60:02d}s"
-    return f"{s // 3600}h{s % 3600 // 60:02d}m"
 
 
 def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
@@ -82,14 +73,6 @@ class TimeLeft:
             self._first = step - 1
             self._started = now - metrics.get("time/step", 0.0)
         return (now - self._started) / (step - self._first) * (total - step)
-
-
-def print_line(text: str) -> None:
-    """Print, and go on in silence where nobody reads any more."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `| head`, a lost connection; the run is worth finishing
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class PlainDisplay:

@@ -20,8 +20,9 @@ from transformers.utils import logging as hf_logging
 from agentropy.config import RunConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
 from agentropy.run_directory import alone_in, environment, make_directory
+from agentropy.terminal import duration
 from agentropy.training.checkpoint import list_checkpoints, restore, save_model
-from agentropy.training.display import duration, make_display
+from agentropy.training.display import make_display
 from agentropy.training.loggers import make_loggers
 from agentropy.training.setup import build
 from agentropy.training.trainer import Stopped, Trainer, describe
