@@ -95,15 +95,20 @@ def question_scores(trajectories: Sequence[Trajectory]) -> dict[str, list[float]
 
 
 def evaluation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`rollout_metrics` plus Avg@K, Pass@K and calls by need. K is the number of samples a question."""
+    """`rollout_metrics` plus Avg@K, Pass@K and calls by need.
+
+    K is the number of samples a question; one of which some have no score counts with those it has.
+    """
     by_question = question_scores(trajectories)
-    k = min((len(v) for v in by_question.values()), default=0)
+    k = max((len(v) for v in by_question.values()), default=0)
     out = rollout_metrics(trajectories)
     out["eval/k"] = float(k)
     out["eval/questions"] = float(len(by_question))
     out["eval/avg"] = mean([mean(v) for v in by_question.values()])
     if k:
-        out["eval/pass"] = mean([pass_at_k(len(v), sum(s >= 0.5 for s in v), k) for v in by_question.values()])
+        out["eval/pass"] = mean(
+            [pass_at_k(len(v), sum(s >= 0.5 for s in v), min(k, len(v))) for v in by_question.values()]
+        )
     for label, least, most in (("0", 0, 0), ("1", 1, 1), ("2+", 2, 99)):
         some = [t for t in trajectories if t.extra.get("need") is not None and least <= t.extra["need"] <= most]
         if some:
