@@ -7,10 +7,15 @@ from typing import Any
 
 from agentropy.errors import UserError
 from agentropy.tools.mcp import mcp_tools
+from agentropy.tools.page import page_tool
 from agentropy.tools.python import python_tool
 from agentropy.tools.search import search_tool
+from agentropy.tools.web import web_search_tool
 
-NAMES = "python, python:stateful, search, search:FILE.jsonl, mcp:COMMAND, mcp:URL, mcp-each:COMMAND and mcp-each:URL"
+NAMES = (
+    "python, python:stateful, search, search:FILE.jsonl, web-search:URL, read-page, mcp:COMMAND, mcp:URL, "
+    "mcp-each:COMMAND and mcp-each:URL"
+)
 
 
 def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
@@ -30,6 +35,10 @@ def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
                 f"tool search needs a corpus: search:FILE.jsonl, one {{title, text}} object a line{missing}"
             )
         return search_tool(Path(argument) if argument else beside or Path())
+    if kind == "web-search" and argument:
+        return web_search_tool(argument)
+    if name == "read-page":
+        return page_tool()
     if kind in ("mcp", "mcp-each"):
         return mcp_tools(argument, each=kind == "mcp-each", timeout=timeout)
     raise UserError(f"no built-in tool {name!r}; there are {NAMES}")

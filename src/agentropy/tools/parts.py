@@ -52,10 +52,10 @@ class Part(Protocol):
 class StaticPart:
     """Tools without state: one session for all trajectories."""
 
-    def __init__(self, tools: Sequence[Tool], *, keeps_time: bool = False) -> None:
+    def __init__(self, tools: Sequence[Tool], *, keeps_time: bool = False, repeatable: bool = True) -> None:
         self.tools = tuple(tools)
         self.keeps_time = keeps_time
-        self.repeatable = True
+        self.repeatable = repeatable
 
     @property
     def specs(self) -> list[dict[str, Any]]:
