@@ -168,6 +168,8 @@ def _task(
     tests = row.get("tests")
     if tests and not isinstance(tests, list | Mapping):
         raise UserError(f"{where}: 'tests' is a list of tests or one test, not {type(tests).__name__}")
+    if not isinstance(row.get("setup"), str | None):
+        raise UserError(f"{where}: 'setup' is Python code, a text, not {type(row['setup']).__name__}")
     golds = () if tests else _golds(where, row, options.get("answer"))
     texts = [repair(t) for t in (question, *golds)]
     if texts != [question, *golds]:
@@ -193,7 +195,7 @@ def _task(
         answers=golds,
         grader=grader,
         kind=str(row.get("kind") or row.get("type") or row.get("data_source") or Path(name).stem),
-        row={k: row[k] for k in ("tests", "checker", "context") if row.get(k) is not None},
+        row={k: row[k] for k in ("tests", "checker", "context", "setup") if row.get(k) is not None},
     )
     return task, split if split in SPLIT_NAMES else None
 

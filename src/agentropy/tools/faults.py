@@ -7,6 +7,7 @@ repeats itself exactly.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from agentropy.tools.base import ToolBox, ToolSession
 from agentropy.trajectory import Status, ToolCall, ToolResult
 
 Corrupt = Callable[[str, random.Random], str]
+MAX_DIGITS = 1000
+"""Of a longer number only so many leading digits are changed: Python refuses to convert very long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,12 @@ def delay(probability: float, content: str = "Timeout: no answer") -> Fault:
     return Fault(probability, "timeout", content)
 
 
-def wrong(probability: float) -> Fault:
-    """The call answers, status `ok`, with one digit changed; output without digits is lost."""
-    return Fault(probability, "ok", corrupt=change_digit)
+def wrong(probability: float, corrupt: Corrupt | None = None) -> Fault:
+    """The call answers, status `ok`, with something else than what is true.
+
+    corrupt: makes the lie from the true output and a random state; None: `change_digit`.
+    """
+    return Fault(probability, "ok", corrupt=corrupt or change_digit)
 
 
 def change_digit(text: str, rng: random.Random) -> str:
@@ -55,6 +61,18 @@ def change_digit(text: str, rng: random.Random) -> str:
     at = rng.choice(places)
     digit = rng.choice([d for d in "0123456789" if d != text[at]])
     return text[:at] + digit + text[at + 1 :]
+
+
+def shift_number(text: str, rng: random.Random) -> str:
+    """The text with its last whole number off by up to a tenth, at least 1; the same text where it has none."""
+    found = list(re.finditer(r"\d+", text))
+    if not found:
+        return text
+    m = found[-1]
+    value = int(m.group()[:MAX_DIGITS])
+    off = rng.randint(1, max(2, value // 10))
+    changed = value - off if value > off and rng.random() < 0.5 else value + off
+    return f"{text[: m.start()]}{changed}{m.group()[MAX_DIGITS:]}{text[m.end() :]}"
 
 
 class FaultyBox:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
+from agentropy.errors import UserError
 from agentropy.tools.base import Tool
 from agentropy.tools.parts import PartSession, ToolLost
 from agentropy.trajectory import Status, ToolResult
@@ -47,6 +48,9 @@ class Execution(Protocol):
 
     @property
     def status(self) -> str: ...
+
+    @property
+    def session_reset(self) -> bool: ...
 
     def for_model(self, max_chars: int = 2000) -> str: ...
 
@@ -90,6 +94,7 @@ class PythonPart:
         self._echo = echo
         self._form = form
         self._owned = owned
+        self._good_setups: set[str] = set()
         self.description = _DESCRIPTION[stateful]
 
     @property
@@ -104,7 +109,11 @@ class PythonPart:
         await _maybe(self._sandbox, "start")
 
     async def open(self, row: Mapping[str, Any], seed: int) -> tuple[PartSession, str | None]:
-        return (_Stateful(self, seed, None) if self._stateful else _Stateless(self, seed)), None
+        setup = row.get("setup")
+        setup = "" if setup is None else setup
+        if not isinstance(setup, str):
+            raise UserError(f"a question's setup is Python code, a text, not {type(setup).__name__}")
+        return (_Stateful(self, seed, setup, None) if self._stateful else _Stateless(self, seed, setup)), None
 
     async def close(self) -> None:
         if self._owned:
@@ -117,21 +126,41 @@ class PythonPart:
             raise ToolLost(self._form(execution) or "the sandbox failed")
         return ToolResult(self._form(execution), status)
 
-    async def execute(self, code: str, seed: int) -> ToolResult:
-        """A run without state. Raises ToolLost for a fault of the sandbox, UserError where it can't run at all."""
+    async def execute(self, code: str, seed: int, setup: str = "") -> ToolResult:
+        """A run without state, after the question's own `setup` in the same process.
+
+        Raises ToolLost for a fault of the sandbox, UserError where it can't run at all or the setup fails by itself.
+        """
+        result = self.result(await self._execute(f"{setup}\n{code}" if setup else code, seed))
+        if setup and result.status != "ok" and setup not in self._good_setups:
+            self._check_setup(setup, await self._execute(setup, seed))
+            self._good_setups.add(setup)
+        return result
+
+    async def _execute(self, code: str, seed: int) -> Execution:
         try:
             ran = await self._sandbox.execute([code], timeout=self._timeout, seed=seed, echo=self._echo)
         except (RuntimeError, OSError) as error:  # a full queue, a dead supervisor
             raise ToolLost(f"the sandbox failed: {error}") from error
-        return self.result(ran[0])
+        done: Execution = ran[0]
+        return done
 
-    async def run_cell(self, session: SandboxSession, code: str) -> ToolResult:
+    async def run_cell(self, session: SandboxSession, code: str) -> Execution:
         """A run in a session. Raises as `execute`."""
         try:
-            ran = await session.run(code, timeout=self._timeout, echo=self._echo)
+            return await session.run(code, timeout=self._timeout, echo=self._echo)
         except (RuntimeError, OSError) as error:
             raise ToolLost(f"the sandbox failed: {error}") from error
-        return self.result(ran)
+
+    async def set_up(self, session: SandboxSession, setup: str) -> None:
+        """Run a question's setup in its session. Raises as `execute`."""
+        self._check_setup(setup, await self.run_cell(session, setup))
+
+    def _check_setup(self, setup: str, ran: Execution) -> None:
+        if self.result(ran).status != "ok":
+            shown = setup if len(setup) <= 80 else f"{setup[:80]}…"
+            why = " ".join(ran.for_model(max_chars=400).split())
+            raise UserError(f"the setup of a question fails in the python tool ({shown!r}): {why}")
 
     def session(self, seed: int) -> AbstractAsyncContextManager[Any]:
         """A sandbox session, not yet entered."""
@@ -143,13 +172,14 @@ class _Stateless:
     keeps_time = True
     repeatable = True
 
-    def __init__(self, part: PythonPart, seed: int) -> None:
+    def __init__(self, part: PythonPart, seed: int, setup: str) -> None:
         self._part = part
         self._seed = seed
+        self._setup = setup
         self.tools: Sequence[Tool] = (Tool("python", part.description, _PARAMETERS, self._run),)
 
     async def _run(self, arguments: Mapping[str, Any]) -> ToolResult:
-        return await self._part.execute(arguments["code"], self._seed)
+        return await self._part.execute(arguments["code"], self._seed, self._setup)
 
     async def reward(self) -> float | None:
         return None
@@ -165,10 +195,12 @@ class _Stateful:
     keeps_time = True
     repeatable = False
 
-    def __init__(self, part: PythonPart, seed: int, session: Any) -> None:
+    def __init__(self, part: PythonPart, seed: int, setup: str, session: Any, ready: bool = False) -> None:
         self._part = part
         self._seed = seed
+        self._setup = setup
         self._session = session
+        self._ready = ready  # the setup has run in the present interpreter
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
         if session is not None:
@@ -179,14 +211,20 @@ class _Stateful:
         async with self._lock:  # cells run in order, and one session is opened, however many calls a turn has
             if self._session is None:
                 self._session = await self._stack.enter_async_context(self._part.session(self._seed))
-            return await self._part.run_cell(self._session, arguments["code"])
+            if self._setup and not self._ready:
+                await self._part.set_up(self._session, self._setup)
+                self._ready = True
+            ran = await self._part.run_cell(self._session, arguments["code"])
+            if ran.session_reset:
+                self._ready = False
+            return self._part.result(ran)
 
     async def reward(self) -> float | None:
         return None
 
     async def fork(self) -> PartSession:
         copied = None if self._session is None else await self._session.fork()
-        return _Stateful(self._part, self._seed, copied)
+        return _Stateful(self._part, self._seed, self._setup, copied, self._ready)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -205,6 +243,7 @@ def python_tool(
     sandbox: a `Sandbox`; None: a LocalSandbox that is closed with the toolbox. One that is given stays open.
     timeout: seconds of wall time a run; the toolbox's own limit does not apply.
     stateful: one interpreter a trajectory, opened at its first call and forked for branches.
+        A question's row may have `setup`: code that runs before the agent's, in each call, or once a session.
     echo: show the value of a last bare expression.
     form: makes the text for the model.
     """
