@@ -10,7 +10,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command."""
     parser = subparsers.add_parser("tasks", help="show or check the questions of a world, a file or a data set")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    specs = "a world, FILE.jsonl, FILE.parquet, hf:OWNER/NAME:SPLIT or reasoning-gym:TASK"
+    specs = "a world (also WORLD?level=hard), FILE.jsonl, FILE.parquet, hf:OWNER/NAME:SPLIT or reasoning-gym:TASK"
     check = actions.add_parser("check", help="grade every gold answer with its own grader and list those that fail")
     check.add_argument("specs", nargs="+", metavar="SPEC", help=specs)
     check.add_argument("--limit", type=int, default=1000, help="questions a source at most (default 1000)")
@@ -24,10 +24,31 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def open_source(spec: str, seed: int = 0) -> Any:
-    """The task source that a world's name or any spec of `load_tasks` means."""
+    """The task source that a world's name, with settings after a question mark, or any spec of `load_tasks` means."""
     from agentropy.tasks import WORLDS, load_tasks, make_world
 
-    return make_world(spec, seed=seed).tasks if spec in WORLDS else load_tasks(spec, seed=seed)
+    name, _, settings = spec.partition("?")
+    if name not in WORLDS:
+        return load_tasks(spec, seed=seed)
+    return make_world(name, seed=seed, **_settings(settings)).tasks
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """`level=hard&people=40` as settings of a world; values are read as YAML."""
+    import yaml
+
+    from agentropy.errors import UserError
+
+    settings: dict[str, Any] = {}
+    for pair in filter(None, text.split("&")):
+        key, equals, value = pair.partition("=")
+        if not key or not equals or not value or key == "seed":
+            raise UserError(f"world setting {pair!r}: write KEY=VALUE, such as level=hard")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            settings[key] = value
+    return settings
 
 
 def all_tasks(source: Any, limit: int) -> list[Any]:
@@ -59,7 +80,10 @@ def run_show(args: argparse.Namespace) -> int:
             task = source.train(i)
             need = "" if task.need is None else f", needs {task.need} call{'s' * (task.need != 1)}"
             answers = " | ".join(task.answers) or "(tests)"
-            print(f"  [{task.kind}{need}, graded by {task.grader}] {task.question}\n    -> {answers}")
+            print(f"  [{task.kind}{need}, graded by {task.grader}] {task.question}")
+            if task.row.get("setup"):
+                print(f"    only the tool sees: {task.row['setup']}")
+            print(f"    -> {answers}")
     return 0
 
 

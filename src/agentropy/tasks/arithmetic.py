@@ -26,7 +26,10 @@ WORDS = ("tree", "river", "stone", "cloud", "lamp", "horse", "bread", "glass", "
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question with its reference: one program a step, `{}` in a later one standing for the result before it."""
+    """A question with its reference: one program a step, `{}` in a later one standing for the result before it.
+
+    `setup` is code that runs before each program, with data that only programs see.
+    """
 
     kind: str
     question: str
@@ -34,6 +37,7 @@ class Problem:
     programs: tuple[str, ...]
     need: int = 1
     grader: str = "math"
+    setup: str = ""
 
 
 def _pick(rng: random.Random, *phrasings: str) -> str:
@@ -201,10 +205,14 @@ WEIGHTS: Mapping[str, float] = {
 """Share of each kind in the default mix: 30 % need no tool, 10 % take two dependent steps."""
 
 
-def draw(rng: random.Random, weights: Mapping[str, float] = WEIGHTS) -> Problem:
+def draw(
+    rng: random.Random,
+    weights: Mapping[str, float] = WEIGHTS,
+    kinds: Mapping[str, Callable[[random.Random], Problem]] = KINDS,
+) -> Problem:
     """One problem of a kind drawn by weight."""
     kind = rng.choices(list(weights), list(weights.values()))[0]
-    return KINDS[kind](rng)
+    return kinds[kind](rng)
 
 
 def to_task(problem: Problem) -> Task:
@@ -216,24 +224,38 @@ def to_task(problem: Problem) -> Task:
         grader=problem.grader,
         kind=problem.kind,
         need=problem.need,
+        row={"setup": problem.setup} if problem.setup else {},
     )
 
 
 def arithmetic_tasks(
-    seed: int = 0, kinds: tuple[str, ...] = (), validation_size: int = 128, test_size: int = 256
+    seed: int = 0,
+    kinds: tuple[str, ...] = (),
+    validation_size: int = 128,
+    test_size: int = 256,
+    weights: Mapping[str, float] = WEIGHTS,
+    makers: Mapping[str, Callable[[random.Random], Problem]] = KINDS,
+    name: str = "arithmetic",
 ) -> GeneratedTasks:
     """The world's questions. `seed` orders the training stream; the splits are the same for every seed.
 
-    `kinds` restricts the mix (empty: all of them, by `WEIGHTS`). Raises UserError for an unknown kind.
+    `kinds` restricts the mix (empty: all of them, by `weights`); `makers` has a function for each kind. Questions are
+    the same if text and hidden data are. Raises UserError for an unknown kind.
     """
     for kind in kinds:
-        if kind not in KINDS:
-            raise UserError(f"world arithmetic has no kind {kind!r}; it has {', '.join(KINDS)}")
-    weights = {k: w for k, w in WEIGHTS.items() if not kinds or k in kinds}
+        if kind not in makers:
+            raise UserError(f"world {name} has no kind {kind!r}; it has {', '.join(makers)}")
+    chosen = {k: w for k, w in weights.items() if not kinds or k in kinds}
     return GeneratedTasks(
-        name="arithmetic",
-        draw=lambda rng: to_task(draw(rng, weights)),
+        name=name,
+        draw=lambda rng: to_task(draw(rng, chosen, makers)),
         seed=seed,
         validation_size=validation_size,
         test_size=test_size,
+        key=_key,
+        identity=_key,
     )
+
+
+def _key(task: Task) -> str:
+    return "\n".join((task.question, *task.row.values()))

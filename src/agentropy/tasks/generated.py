@@ -36,8 +36,9 @@ class GeneratedTasks:
     """An endless training stream and two fixed splits of drawn questions.
 
     `draw` makes one question from a random state. A question belongs to the split that the hash of `key(task)` (its
-    text, unless several phrasings must stay together) says, so no seed can mix the splits. Within a split no question
-    comes twice; the training stream may repeat one, as a stream over a finite world must.
+    text, unless several phrasings must stay together) says, so no seed can mix the splits. Two tasks are the same
+    question if `identity(task)` is the same: their text, unless there are hidden data besides. Within a split no
+    question comes twice; the training stream may repeat one, as a stream over a finite world must.
     """
 
     name: str
@@ -46,6 +47,7 @@ class GeneratedTasks:
     validation_size: int = 128
     test_size: int = 256
     key: Callable[[Task], str] = lambda task: task.question
+    identity: Callable[[Task], str] = lambda task: task.question
 
     def train(self, index: int) -> Task:
         """The question at a place of the training stream: a function of (seed, index) alone."""
@@ -61,7 +63,7 @@ class GeneratedTasks:
         for _ in range(MAX_DRAWS):
             task = self.draw(rng)
             if split_of(self.key(task)) == split:
-                return dataclasses.replace(task, id=question_id(self.name, task.question))
+                return dataclasses.replace(task, id=question_id(self.name, self.identity(task)))
         raise UserError(f"world {self.name}: no {split} question in {MAX_DRAWS} draws; allow more kinds")
 
 
@@ -72,7 +74,7 @@ def _split(source: GeneratedTasks, split: Literal["validation", "test"]) -> tupl
     found: dict[str, Task] = {}
     for _ in range(size * 20):
         task = source._find(rng, split)
-        found.setdefault(task.question, task)
+        found.setdefault(task.id, task)
         if len(found) == size:
             break
     return tuple(found.values())
