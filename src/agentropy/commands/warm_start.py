@@ -9,7 +9,9 @@ from typing import Any
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command."""
     parser = subparsers.add_parser("warm-start", help="make the warm-started agent of a world (about 3 minutes of CPU)")
-    parser.add_argument("--world", default="arithmetic", help="arithmetic (default) or facts")
+    parser.add_argument(
+        "--world", default="arithmetic", help="arithmetic (default), facts, arithmetic-hard or facts-hard"
+    )
     parser.add_argument("--out", metavar="DIR", help="where to save it (default: the cache, by the recipe's hash)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0, help="batches to learn from (default: the recipe's)")

@@ -31,7 +31,7 @@ def arithmetic_trace(rng: random.Random) -> Trace:
 
 def _easy(rng: random.Random, p: Problem) -> Trace:
     if chance(rng, EASY_DIRECT):
-        answer = _slip(rng, p) if chance(rng, EASY_SLIP) else p.answer
+        answer = slip(rng, p) if chance(rng, EASY_SLIP) else p.answer
         return trace(p.question, [final("easy", answer)], answer == p.answer)
     code = _flawed(rng, p.programs[0], WRONG)
     ok, output = _run(rng, code)
@@ -90,7 +90,8 @@ def _read(p: Problem, output: str) -> str:
     return output or "0"
 
 
-def _slip(rng: random.Random, p: Problem) -> str:
+def slip(rng: random.Random, p: Problem) -> str:
+    """A wrong answer to a question that needs no tool."""
     if p.kind == "add":
         return str(max(0, int(p.answer) + rng.choice((-1, 1))))
     if p.kind == "parity":
@@ -113,13 +114,13 @@ def _flawed(rng: random.Random, code: str, wrong: float, careful: float = 1.0) -
         return code.split("\n")[1]
     roll = rng.random() / careful
     if roll < wrong:
-        return _wrong(rng, code)
+        return wrong_program(rng, code)
     if roll < wrong + BROKEN * (1 - wrong):
-        return _broken(rng, code)
+        return broken_program(rng, code)
     return code
 
 
-def _broken(rng: random.Random, code: str) -> str:
+def broken_program(rng: random.Random, code: str) -> str:
     """A program that raises, in one of the ways in which a small model's programs do."""
     ways = [code[:-1], code + ")", code.replace("print", "pint")]
     if "\n" in code:
@@ -127,7 +128,7 @@ def _broken(rng: random.Random, code: str) -> str:
     return rng.choice(ways)
 
 
-def _wrong(rng: random.Random, code: str) -> str:
+def wrong_program(rng: random.Random, code: str) -> str:
     """A program that runs and answers another question: another operator, or an operand that is off."""
     if "sum(" in code and chance(rng, 0.8):
         return code.replace("sum(", rng.choice(("max(", "len(")))

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 
 from agentropy.tasks.facts import (
     CITIES,
     CITY_RELATIONS,
-    COUNTRIES,
-    FIRST_NAMES,
-    JOBS,
     LAST_NAMES,
     PERSON_RELATIONS,
     UNAVAILABLE,
@@ -24,7 +20,9 @@ from agentropy.tasks.facts import (
     Riddle,
     draw,
     knowledge_base,
+    random_object,
 )
+from agentropy.tools.search import words
 from agentropy.training.expert import IDLE_WORDS, Part, Trace, call, chance, final, trace
 
 MAX_CALLS = 5
@@ -50,7 +48,7 @@ class MiniSearch:
     def __init__(self, kb: KnowledgeBase) -> None:
         documents = kb.documents()
         self.texts = [d["text"] for d in documents]
-        counts = [Counter(_words(f"{d['title']} {d['text']}")) for d in documents]
+        counts = [Counter(words(f"{d['title']} {d['text']}")) for d in documents]
         mean = sum(map(Counter.total, counts)) / len(counts)
         self._postings: dict[str, list[tuple[int, float]]] = {}
         for i, count in enumerate(counts):
@@ -63,15 +61,11 @@ class MiniSearch:
     def __call__(self, query: str) -> list[str]:
         """The texts of the best `HITS` documents that share a word with the query."""
         scores: dict[int, float] = {}
-        for word in _words(query):
+        for word in words(query):
             for i, weight in self._postings.get(word, ()):
                 scores[i] = scores.get(i, 0.0) + self._idf[word] * weight
         best = sorted(scores, key=lambda i: (-scores[i], i))[:HITS]
         return [self.texts[i] for i in best]
-
-
-def _words(text: str) -> list[str]:
-    return [w for w in re.findall(r"\w+", text.lower()) if w not in ("the", "of", "is")]
 
 
 def facts_expert() -> Callable[[random.Random], Trace]:
@@ -100,7 +94,7 @@ def _easy(rng: random.Random, r: Riddle, search: MiniSearch) -> Trace:
     if chance(rng, EASY_DIRECT):
         answer = r.answer
         if chance(rng, EASY_SLIP):
-            answer = guess_object(rng, r.relations[0]) if chance(rng, 0.5) else r.subject
+            answer = random_object(rng, r.relations[0]) if chance(rng, 0.5) else r.subject
         return trace(r.question, [final("given", f" {answer}")], answer == r.answer)
     query = _query(rng, r.relations[0], r.subject)
     idle = rng.choice(IDLE_WORDS)
@@ -111,7 +105,7 @@ def _easy(rng: random.Random, r: Riddle, search: MiniSearch) -> Trace:
 
 def _hard(rng: random.Random, r: Riddle, kb: KnowledgeBase, search: MiniSearch) -> Trace:
     last = r.relations[-1]
-    guess = guess_object(rng, last)
+    guess = random_object(rng, last)
     plan = " then ".join(r.relations)
     # Whether a guess comes to mind says nothing about whether a search follows, so learning to search leaves it alone.
     thought = f"{plan}, maybe {guess}" if chance(rng, THINKS_GUESS) else plan
@@ -126,13 +120,13 @@ def _hard(rng: random.Random, r: Riddle, kb: KnowledgeBase, search: MiniSearch) 
         calls += 1
         turns += [call("search", thought, query), ("result", result)]
         if f"The {relation} of {about} is " not in result.split("\n")[0]:
-            guess = guess_object(rng, last)
+            guess = random_object(rng, last)
             if calls == MAX_CALLS or chance(rng, GIVE_UP):
                 turns.append(final(f"not found, maybe {guess}", f" {guess}"))
                 return trace(r.question, turns, guess == r.answer)
             if result not in (NOTHING, UNAVAILABLE) and chance(rng, FOOLED):
                 about = found = result.split("\n")[0].rpartition(" is ")[2].rstrip(".")
-                if step + 1 < len(r.relations) and not _fits(r.relations[step + 1], about):
+                if step + 1 < len(r.relations) and not fits(r.relations[step + 1], about):
                     break
                 step += 1
             else:
@@ -146,7 +140,7 @@ def _hard(rng: random.Random, r: Riddle, kb: KnowledgeBase, search: MiniSearch) 
             about, step = found, step + 1
         if step == len(r.relations) or calls == MAX_CALLS or chance(rng, STOPS_EARLY):
             break
-        guess = guess_object(rng, last)
+        guess = random_object(rng, last)
         thought = f"it is {found}, then {r.relations[step]}"
         if chance(rng, THINKS_GUESS):
             thought += f", maybe {guess}"
@@ -155,19 +149,9 @@ def _hard(rng: random.Random, r: Riddle, kb: KnowledgeBase, search: MiniSearch) 
     return trace(r.question, turns, answer == r.answer)
 
 
-def _fits(relation: str, subject: str) -> bool:
+def fits(relation: str, subject: str) -> bool:
+    """Whether a subject has this relation: cities have some, people others."""
     return (relation in CITY_RELATIONS) == (subject in CITIES)
-
-
-def guess_object(rng: random.Random, relation: str) -> str:
-    """Something of the right sort."""
-    if relation == "city":
-        return rng.choice(CITIES)
-    if relation == "country":
-        return rng.choice(COUNTRIES)
-    if relation == "job":
-        return rng.choice(JOBS)
-    return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
 
 
 def _query(rng: random.Random, relation: str, about: str) -> str:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from agentropy.errors import UserError
 from agentropy.training.checkpoint import share
 from agentropy.training.expert import Trace
 from agentropy.training.muon import Muon
-from agentropy.training.tokenizer import train_tokenizer
+from agentropy.training.tokenizer import TAGS, train_tokenizer
 
+TAG = re.compile("|".join(map(re.escape, TAGS)))
 RECIPE_VERSION = 1
 """Counted up whenever the same recipe would give another checkpoint, so that old cache entries are not used."""
 
@@ -36,7 +38,8 @@ class Recipe:
     """Everything a warm start depends on.
 
     The data are `traces` traces of the world's expert, gone through `epochs` times in batches of `batch_tokens` tokens
-    of similar length; `steps` > 0 sets the number of batches instead.
+    of similar length; `steps` > 0 sets the number of batches instead. `words_apart` learns the tokenizer on the words
+    between the tags, so that a word after a tag can be one token; without it a tag's last sign counts as part of it.
     """
 
     world: str
@@ -47,6 +50,7 @@ class Recipe:
     batch_tokens: int = 1024
     vocab_size: int = 640
     numbers: bool = True
+    words_apart: bool = False
     hidden_size: int = 128
     layers: int = 2
     heads: int = 4
@@ -65,6 +69,10 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "arithmetic": Recipe(world="arithmetic"),
     "facts": Recipe(world="facts", traces=20_000, vocab_size=960, numbers=False),
+    "arithmetic-hard": Recipe(world="arithmetic-hard", traces=30_000, vocab_size=480, words_apart=True),
+    "facts-hard": Recipe(
+        world="facts-hard", traces=22_000, vocab_size=800, numbers=False, words_apart=True, intermediate_size=224
+    ),
 }
 """The recipes of the warm starts that ship with the package."""
 
@@ -90,6 +98,14 @@ def expert_of(world: str) -> Callable[[random.Random], Trace]:
         from agentropy.training.expert_facts import facts_expert
 
         return facts_expert()
+    if world == "arithmetic-hard":
+        from agentropy.training.expert_arithmetic_hard import arithmetic_hard_trace
+
+        return arithmetic_hard_trace
+    if world == "facts-hard":
+        from agentropy.training.expert_facts_hard import facts_hard_expert
+
+        return facts_hard_expert()
     raise UserError(f"no expert for world {world!r}; there are experts for {', '.join(RECIPES)}")
 
 
@@ -188,7 +204,10 @@ def train_warm_start(recipe: Recipe, out: Path, report: Report = print, report_e
     rng = random.Random(f"warm-start/{recipe.world}/{recipe.seed}")
     expert = expert_of(recipe.world)
     traces = [expert(rng) for _ in range(recipe.traces)]
-    tokenizer = train_tokenizer((text for t in traces[:4000] for _, text in t.parts), recipe.vocab_size, recipe.numbers)
+    texts = (text for t in traces[:4000] for _, text in t.parts)
+    if recipe.words_apart:
+        texts = (piece for text in texts for piece in TAG.split(text) if piece)
+    tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.numbers)
     examples = [encode(t, tokenizer) for t in traces]
     model = build_model(recipe, tokenizer)
     report(
@@ -322,7 +341,9 @@ def evaluate(world: str, path: Path, questions: int = 128, samples: int = 4) -> 
     from agentropy.training.setup import build
 
     async def run() -> dict[str, float]:
-        setup = build(RunConfig(world=world, model=str(path), protocol="tags"))
+        name, _, level = world.partition("-")
+        options = {"level": level} if level else {}
+        setup = build(RunConfig(world=name, world_options=options, model=str(path), protocol="tags"))
         tasks = setup.tasks.split("test")[:questions]
         await setup.agent.toolbox.start()
         try:
