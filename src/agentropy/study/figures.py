@@ -123,7 +123,7 @@ def draw(results: Results, curve: Curve, folder: Path) -> Path | None:
         k = str(results.study.runs[0].config.evaluation.samples)
         label = (curve.label or curve.metric).replace("{k}", k) + (" (%)" if curve.percent else "")
         for axis in axes[::columns]:
-            axis.set_ylabel(label)
+            axis.set_ylabel(label, parse_math=False)
         ordered = [v for v in variants if v in handles]
         figure.legend([handles[v] for v in ordered], ordered, loc="outside lower center", ncols=6, fontsize=8)
         folder.mkdir(parents=True, exist_ok=True)

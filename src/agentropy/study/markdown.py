@@ -67,10 +67,11 @@ def intro(results: Results) -> list[str]:
     ]
     if study.baselines:
         n = len(spec.seeds)
+        chance = min(1.0, 2.0 ** (1 - n))
         texts.append(
             "Differences are paired by seed; * marks an interval that excludes zero, a percentage is relative to the "
-            f"baseline's mean. Of variants that do not differ at all, at least {min(1.0, 2.0 ** (1 - n)):.1%} would have all "
-            f"{n} seeds on one side by chance, and so the mark."
+            f"baseline's mean. Of variants that do not differ at all, at least {chance:.1%} would have all {n} seeds "
+            "on one side by chance, and so the mark."
         )
     return texts
 
@@ -114,7 +115,7 @@ def render(results: Results, figures: Sequence[str]) -> list[str]:
     for table in results.tables:
         lines += [f"## {table.setting}", "", *_table(table, table.rows), ""]
         for d in table.differences:
-            lines += [f"Differences from {d.label}:", "", *_table(table, d.rows, difference=True), ""]
+            lines += [f"Differences from {_escaped(d.label)}:", "", *_table(table, d.rows, difference=True), ""]
     if figures:
         lines += ["## Learning curves", "", f"Each curve: {caption(results)}.", ""]
         lines += [f"![{path}]({path})" for path in figures]

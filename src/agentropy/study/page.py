@@ -17,7 +17,7 @@ from agentropy.study.results import Cell, Results, Row, Table
 from agentropy.study.spec import Column
 
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1a1a1a;
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 110rem; padding: 0 1rem; color: #1a1a1a;
   background: #fff; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
 .wide { overflow-x: auto; margin: .8rem 0 1.4rem; }
@@ -25,6 +25,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap;
   vertical-align: top; }
 th { border-bottom: 2px solid #888; } td:first-child, th:first-child { text-align: left; }
+table.sortable td:first-child, table.sortable th:first-child { position: sticky; left: 0; background: #fff; }
 td.text, th.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 th button, td button { all: unset; cursor: pointer; } th button:focus-visible, td button:focus-visible {
   outline: 2px solid #0072b2; }
@@ -33,7 +34,7 @@ th[aria-sort=ascending] button::after { content: " \\25B2"; } th[aria-sort=desce
   content: " \\25BC"; }
 .interval { color: #555; font-size: .8rem; } .star { font-weight: 700; } tr.before { color: #555; font-style: italic; }
 .note { border-left: 4px solid #d55e00; padding: .3rem .8rem; background: #fdf3ec; }
-figure { margin: 1rem 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 #runs-of { position: sticky; bottom: 0; background: #f3f7fa; border: 1px solid #9bb; padding: .5rem .9rem;
   max-height: 45vh; overflow: auto; }

@@ -94,15 +94,16 @@ def read_study(path: Path) -> Study:
 
 
 def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
+    # A misspelt key is also a missing one; its own error says more.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     where = ".".join(str(p) for p in first["loc"])
     if first["type"] == "extra_forbidden":
         *parents, key = first["loc"]
         kinds: dict[str, type[BaseModel]] = {"columns": Column, "curves": Curve}
         owner = kinds.get(str(parents[0]) if parents else "", StudySpec)
-        near = difflib.get_close_matches(str(key), owner.model_fields, n=1, cutoff=0.5)
-        if not near and not parents and any(k == key or k.startswith(f"{key}.") for k in dotted_keys()):
+        if not parents and any(k == key or k.startswith(f"{key}.") for k in dotted_keys()):
             return f"unknown key {where!r}; keys of training runs belong under 'base'"
+        near = difflib.get_close_matches(str(key), owner.model_fields, n=1, cutoff=0.5)
         return f"unknown key {where!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {_list(owner)}")
     if first["type"] == "missing":
         return f"the key {where!r} is missing"
