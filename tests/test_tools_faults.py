@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 from typing import Any
 
 import pytest
 
 from agentropy.errors import UserError
 from agentropy.tools import delay, make_toolbox, outage, with_faults, wrong
+from agentropy.tools.faults import shift_number
 from agentropy.trajectory import ToolCall, ToolResult
 
 RAN: list[int] = []
@@ -105,6 +108,20 @@ def test_only_the_named_tools_fail() -> None:
         return await session.call([ToolCall("square", {"x": 2}), ToolCall("fail")])
 
     assert [r.content for r in asyncio.run(main())] == ["it is 4", "down"]
+
+
+def test_a_lie_can_be_made_to_measure() -> None:
+    rng = random.Random(0)
+    for text, value in (("34", 34), ("{'coins': 120}", 120), ("34 coins", 34), ("-7", 7), ("1 and 2000", 2000)):
+        for _ in range(50):
+            lie = shift_number(text, rng)
+            number = int(re.findall(r"\d+", lie)[-1])
+            assert lie == f"{text[: text.rindex(str(value))]}{number}{text[text.rindex(str(value)) + len(str(value)) :]}"
+            assert 1 <= abs(number - value) <= max(2, value // 10)
+    assert shift_number("as pens", rng) == "as pens"
+    assert len(shift_number("9" * 5000, rng)) >= 5000
+    flat = [r.content for one in go([wrong(0.5, lambda text, rng: f"{text}, surely")]) for r in one]
+    assert 120 < sum(t.endswith(", surely") for t in flat) < 280
 
 
 def test_a_branch_goes_on_where_the_trunk_is() -> None:

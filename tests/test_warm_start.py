@@ -31,7 +31,7 @@ from agentropy.training.warm_start import (
     train_warm_start,
 )
 
-WORLD_NAMES = ("arithmetic", "facts")
+WORLD_NAMES = ("arithmetic", "facts", "arithmetic-hard", "facts-hard")
 
 
 def traces_of(world: str, n: int, seed: int = 0) -> list[Trace]:
@@ -75,20 +75,22 @@ def test_muon_descends_and_takes_steps_of_even_size() -> None:
 @pytest.mark.parametrize("world", WORLD_NAMES)
 def test_the_expert_is_flawed_in_every_way(world: str) -> None:
     traces = traces_of(world, 3000)
-    assert 0.4 < sum(t.correct for t in traces) / 3000 < 0.7
+    assert 0.3 < sum(t.correct for t in traces) / 3000 < 0.7
     text = ["".join(t for _, t in x.parts) for x in traces]
     easy = [x for x, t in zip(traces, text, strict=True) if "<think>easy" in t or "<think>given" in t]
     assert 0.4 < sum(x.calls > 0 for x in easy) / len(easy) < 0.6, "over-calling"
     hard = [x for x in traces if x not in easy]
-    assert 0.15 < sum(x.calls == 0 for x in hard) / len(hard) < 0.5, "skipped calls"
+    assert 0.12 < sum(x.calls == 0 for x in hard) / len(hard) < 0.5, "skipped calls"
     assert sum("check" in t for t in text) > 150, "needless second calls"
     assert sum("maybe" in x.parts[-1][1] and x.calls > 0 for x in traces) > 100, "giving up"
     assert sum(x.calls > 1 for x in traces) > 300
-    outage = {"arithmetic": "ConnectionError: tool unavailable", "facts": "Search failed."}[world]
-    assert sum(outage in t for t in text) > 10, "tools that are down"
-    if world == "arithmetic":
-        for kind in ("SyntaxError", "NameError"):
-            assert sum(kind in t for t in text) > 100, kind
+    kind, _, level = world.partition("-")
+    outage = {"arithmetic": "ConnectionError: tool unavailable", "facts": "Search failed."}[kind]
+    assert sum(outage in t for t in text) > (600 if level else 10), "tools that are down"
+    if kind == "arithmetic":
+        errors = ("SyntaxError", "KeyError", "TypeError") if level else ("SyntaxError", "NameError")
+        for error in errors:
+            assert sum(error in t for t in text) > 100, error
     else:
         assert sum("No results." in t for t in text) > 10
 
@@ -103,6 +105,17 @@ def test_traces_are_reproducible_and_end_in_an_answer(world: str) -> None:
         assert [p for p, _ in x.parts[1:]] == ["model", "result"] * x.calls + ["model"]
 
 
+@pytest.mark.parametrize("world", ["arithmetic-hard", "facts-hard"])
+def test_experts_of_the_hard_levels_go_long_ways_within_the_turns(world: str) -> None:
+    from agentropy.tasks.worlds import rollout_defaults
+
+    name, _, level = world.partition("-")
+    limits = rollout_defaults(name, {"level": level})
+    calls = [x.calls for x in traces_of(world, 2000)]
+    assert max(calls) == limits["max_turns"] - 1
+    assert sum(c >= 3 for c in calls) > 300
+
+
 def test_programs_of_the_expert_show_what_the_sandbox_would() -> None:
     assert run_program("print(6*7)") == (True, "42")
     assert run_program("print(1)\n1/0") == (False, "ZeroDivisionError: division by zero")
@@ -111,11 +124,12 @@ def test_programs_of_the_expert_show_what_the_sandbox_would() -> None:
     assert shown.startswith("SyntaxError: ")
 
 
-def test_mini_search_ranks_as_the_search_tool_does() -> None:
+@pytest.mark.parametrize("distractors", [0.0, 0.5])
+def test_mini_search_ranks_as_the_search_tool_does(distractors: float) -> None:
     from agentropy.tasks.facts import knowledge_base
     from agentropy.tools.search import SearchIndex
 
-    kb = knowledge_base(5)
+    kb = knowledge_base(5, distractors=distractors)
     index, mini = SearchIndex.from_documents(kb.documents()), MiniSearch(kb)
     rng = random.Random(0)
     queries = [f"{r} of {s}" for s, r in rng.sample(list(kb.facts), 60)]
