@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from agentropy.cli import main
-from agentropy.study.figures import band, smooth
+from agentropy.study.figures import band, lines, smooth
 from agentropy.study.plan import Study
 from agentropy.study.report import write_report
 from agentropy.study.results import cell, collect
+from agentropy.study.spec import Curve
 from agentropy.study.state import beside
 from study_runs import ENVIRONMENT, make_run, study_of
 
@@ -127,6 +128,21 @@ def test_smoothing_and_band() -> None:
     assert low[0] < 1.0 < high[0]
 
 
+def test_curves_over_what_was_sampled_are_read_off_at_equal_places(tmp_path: Path) -> None:
+    study = study_of(tmp_path, variants=["grpo"], seeds=2, base={"steps": 3, "rollout.samples": 2}, smooth=1)
+    for run in study.runs:
+        drawn = (1.0, 1.0, 1.0) if run.seed == 0 else (2.0, 1.0, 1.0)
+        rows = [{"reward/accuracy": i / 10, "filter/questions_sampled": n} for i, n in enumerate(drawn)]
+        make_run(run, tmp_path / "out", after={"eval/avg": 0.5}, rows=rows)
+    results = collect(study, tmp_path / "out")
+    ((variant, places, values),) = lines(results, Curve(metric="reward/accuracy", over="trajectories"), "default")
+    assert variant == "grpo"
+    # Two trajectories a question: seed 0 is at 2, 4, 6 and seed 1 at 4, 6, 8; both are seen from 4 to 6.
+    assert places.tolist() == [4.0, 5.0, 6.0]
+    assert values[0] == pytest.approx([0.1, 0.15, 0.2])
+    assert values[1] == pytest.approx([0.0, 0.05, 0.1])
+
+
 class Page(HTMLParser):
     """Checks nesting and gathers what the page refers to."""
 
@@ -175,7 +191,9 @@ def test_the_page_stands_alone_and_leads_from_each_number_to_its_runs(tmp_path: 
     assert len(page.ids) == len(set(page.ids))
     inside = [r[1:] for r in page.references if r.startswith("#")]
     assert set(inside) <= set(page.ids)
-    assert "seed 2: 45.0 (runs/default/tao-rl/seed-2)" in page.titles[-1]
+    assert "seed 2: 45.0 (runs/default/tao-rl/seed-2)" in page.titles[-2]
+    both = "seed 2: +5.0 (runs/default/tao-rl/seed-2, runs/default/grpo/seed-2)"
+    assert page.titles[-1].endswith(both)
     for reference in page.references:
         if reference.startswith("runs/"):
             assert (tmp_path / "out" / reference).is_dir()
@@ -221,12 +239,15 @@ def test_figures_are_the_same_each_time_and_readable_as_xml(tmp_path: Path) -> N
     write_report(study, tmp_path / "out")
     figures = sorted((tmp_path / "out" / "figures").iterdir())
     assert [f.name for f in figures] == [
-        f"{name}.{ending}" for name in ("optim-grad_norm", "reward-accuracy") for ending in ("png", "svg")
+        f"{name}.{ending}"
+        for name in ("optim-grad_norm", "reward-accuracy-over-trajectories", "reward-accuracy")
+        for ending in ("png", "svg")
     ]
     files = [*figures, *(tmp_path / "out" / f"results.{e}" for e in ("md", "json", "csv")), tmp_path / "out/index.html"]
     first = [f.read_bytes() for f in files]
     write_report(study, tmp_path / "out")
     assert [f.read_bytes() for f in files] == first
+    assert figures[1].suffix == ".svg"
     root = ElementTree.parse(figures[1]).getroot()
     assert root.tag.endswith("svg")
     assert b"date" not in figures[1].read_bytes().lower().replace(b"update", b"")

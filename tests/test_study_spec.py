@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,12 @@ def test_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path, capsys: 
     assert "default/tao-rl: threads 1, steps 3, method tao-rl" in out
     assert "4 missing" in out
     assert not (tmp_path / "out").exists()
+
+
+def test_the_studies_of_the_documentation_are_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "study.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "study.yaml").write_text(block)
+        assert read_study(tmp_path / "study.yaml").runs

@@ -63,14 +63,14 @@ def _make(study: Study, runs: list[Run], out: Path, jobs: int | None, rerun: boo
     from agentropy.study.execute import clear_changed, default_jobs, execute
     from agentropy.study.progress import make_display
     from agentropy.study.state import alone
-    from agentropy.tasks.worlds import warm_start_path
+    from agentropy.tasks.worlds import make_world
 
     jobs = jobs or study.spec.jobs or default_jobs(runs)
     _make_directory(out)
     with alone(out):
         removed = clear_changed(runs, out, rerun=rerun)
-        for world in sorted({r.config.world for r in runs if r.config.world and r.config.model is None}):
-            warm_start_path(world)  # made here, once, where it is missing
+        for run in {(r.setting, r.variant): r for r in runs if r.config.world and r.config.model is None}.values():
+            make_world(run.config.world or "", **run.config.world_options).warm_start()  # made once, where missing
         display = make_display()
         try:
             if removed:

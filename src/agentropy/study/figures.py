@@ -34,7 +34,8 @@ def need_matplotlib(curves: Sequence[Curve]) -> None:
 
 def file_name(curve: Curve) -> str:
     """The figure's name without its ending."""
-    return re.sub(r"[^A-Za-z0-9_+.-]+", "-", curve.metric)
+    over = "" if curve.over == "step" else f"-over-{curve.over}"
+    return re.sub(r"[^A-Za-z0-9_+.-]+", "-", curve.metric) + over
 
 
 def smooth(values: Floats, window: int) -> Floats:
@@ -60,22 +61,34 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def lines(results: Results, curve: Curve, setting: str) -> list[tuple[str, Floats, Floats]]:
-    """(variant, steps [S], values [R, S]) for each variant with the metric; steps that a run lacks are left out."""
+    """(variant, places [S], values [R, S]) for each variant with the metric; steps that a run lacks are left out.
+
+    Over what was sampled, which differs between runs, each run is read off at the same places between its steps.
+    """
     out = []
     runs = [r for r in results.study.runs if r.setting == setting and r.name in results.data]
     for variant in dict.fromkeys(r.variant for r in results.study.runs):
-        series = [results.data[r.name].series.get(curve.metric, ()) for r in runs if r.variant == variant]
-        length = min((len(s) for s in series), default=0)
+        data = [results.data[r.name].series for r in runs if r.variant == variant]
+        length = min((len(d.get(curve.metric, ())) for d in data), default=0)
         if not length:
             continue
-        values = np.array([list(s)[:length] for s in series], dtype=np.float64)
+        values = np.array([list(d[curve.metric])[:length] for d in data], dtype=np.float64)
         # What is measured every few steps (a validation) is drawn as it is.
         sparse = float(np.isfinite(values).mean()) < 0.5
         values = values if sparse else smooth(values, results.study.spec.smooth)
+        values *= 100 if curve.percent else 1
         whole = np.isfinite(values).all(axis=0)
-        if whole.any():
-            steps = np.arange(1, length + 1, dtype=np.float64)[whole]
-            out.append((variant, steps, values[:, whole] * (100 if curve.percent else 1)))
+        places = np.arange(1, length + 1, dtype=np.float64)[whole]
+        values = values[:, whole]
+        if curve.over != "step" and whole.any():
+            steps = np.array([list(d.get(f"rollout/{curve.over}", ()))[:length] for d in data], dtype=np.float64)
+            if steps.shape[1] < length:
+                continue
+            sampled = np.cumsum(np.nan_to_num(steps), axis=1)[:, whole]
+            places = np.linspace(sampled[:, 0].max(), sampled[:, -1].min(), len(places))
+            values = np.array([np.interp(places, at, v) for at, v in zip(sampled, values, strict=True)])
+        if places.size:
+            out.append((variant, places, values))
     return out
 
 
@@ -105,17 +118,18 @@ def draw(results: Results, curve: Curve, folder: Path) -> Path | None:
         axes = figure.subplots(rows, columns, squeeze=False, sharey=False).ravel()
         handles: dict[str, Any] = {}
         for axis, (setting, series) in zip(axes, panels, strict=False):
-            for variant, steps, values in series:
+            for variant, places, values in series:
                 i = variants.index(variant)
                 mean, low, high = band(values)
                 look = {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[(i + i // len(COLOURS)) % len(STYLES)]}
-                marker = "o" if len(steps) == 1 or steps[0] + len(steps) - 1 < steps[-1] else None
-                (handle,) = axis.plot(steps, mean, linewidth=1.4, marker=marker, markersize=3, **look)
+                gaps = curve.over == "step" and places[0] + len(places) - 1 < places[-1]
+                marker = "o" if gaps or len(places) == 1 else None
+                (handle,) = axis.plot(places, mean, linewidth=1.4, marker=marker, markersize=3, **look)
                 if len(values) > 1:
-                    axis.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                    axis.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
                 handles.setdefault(variant, handle)
             axis.set_title(setting if len(panels) > 1 else "")
-            axis.set_xlabel("step")
+            axis.set_xlabel("step" if curve.over == "step" else f"{curve.over} sampled")
             axis.grid(alpha=0.3, linewidth=0.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
         for axis in axes[len(panels) :]:

@@ -53,11 +53,13 @@ class Column(_Strict):
 
 
 class Curve(_Strict):
-    """A metric of `metrics.jsonl` that is drawn over the steps."""
+    """A metric of `metrics.jsonl` that is drawn over training."""
 
     metric: str
     label: str | None = None
     percent: bool = False
+    over: Literal["step", "trajectories", "tokens"] = "step"
+    """The horizontal axis: steps, or what was sampled so far."""
 
 
 KNOWN = {
@@ -108,7 +110,13 @@ DEFAULT_COLUMNS: list[str | dict[str, Any]] = [
     },
     {"metric": "time/step", "at": "train"},
 ]
-DEFAULT_CURVES = ["reward/accuracy", "tool/calls_per_question", "entropy/model", "optim/grad_norm"]
+DEFAULT_CURVES: list[str | dict[str, Any]] = [
+    "reward/accuracy",
+    {"metric": "reward/accuracy", "over": "trajectories"},
+    "tool/calls_per_question",
+    "entropy/model",
+    "optim/grad_norm",
+]
 
 
 def _complete(given: Any) -> Any:
