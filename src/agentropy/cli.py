@@ -17,7 +17,21 @@ from collections.abc import Sequence
 from agentropy.errors import UserError
 
 # The order is that of the help page.
-COMMANDS = ("train", "study", "eval", "analyze", "show", "shape", "grade", "tasks", "warm_start", "sandbox", "doctor")
+COMMANDS = (
+    "train",
+    "view",
+    "report",
+    "study",
+    "eval",
+    "analyze",
+    "show",
+    "shape",
+    "grade",
+    "tasks",
+    "warm_start",
+    "sandbox",
+    "doctor",
+)
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -17,6 +17,7 @@ from rich.table import Table
 from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
+from agentropy.analysis.report import write_report
 from agentropy.config import RunConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
 from agentropy.run_directory import alone_in, environment, make_directory
@@ -93,6 +94,7 @@ def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
             trainer.progress = restore(checkpoints[-1], setup.model, trainer.optimizer)
         loggers = make_loggers(config.log, directory, config.model_dump(mode="json"), trainer.progress.step)
         trainer.loggers = loggers
+        setup.tokenizer.save_pretrained(str(directory / "tokenizer"))  # for whoever reads trajectories before the end
         verb = "Training" if fresh else f"Resuming after step {trainer.progress.step}:"
         display.say(
             f"{verb} {setup.description} with {config.method} on {setup.source_name}, {config.steps} steps of "
@@ -119,6 +121,7 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
         _export(trainer)
         after = await _evaluate(trainer, "after")
     except Stopped:
+        _page(trainer)
         display.say(
             f"Stopped after step {trainer.progress.step}; everything is saved. To go on:\n"
             f"  agentropy train --resume {directory}"
@@ -127,8 +130,19 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
     finally:
         await trainer.setup.close()
     display.close()
-    _report(trainer, before, after)
+    has_page = _page(trainer)
+    _report(trainer, before, after, has_page)
     return 0
+
+
+def _page(trainer: Trainer) -> bool:
+    """Write report.html. A run is worth more than its picture: what goes wrong is said, and ends nothing."""
+    try:
+        write_report(trainer.directory / "report.html", trainer.directory)
+    except (UserError, OSError) as error:
+        trainer.display.say(f"No report.html: {error}")
+        return False
+    return True
 
 
 async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
@@ -177,7 +191,7 @@ def _export(trainer: Trainer) -> None:
         raise UserError(f"cannot write the trained model to {final}: {why}") from None
 
 
-def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float]) -> None:
+def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float], has_page: bool) -> None:
     directory = trainer.directory
     n = max(1, min(5, trainer.progress.step // 2))
     with (directory / "metrics.jsonl").open(encoding="utf-8") as file:
@@ -198,6 +212,8 @@ def _report(trainer: Trainer, before: dict[str, float], after: dict[str, float])
     if table.row_count:
         Console().print(table)
     print(f"Run directory: {directory}")
+    if has_page:
+        print("  report.html       curves, distributions and every token of the trajectories, for a browser")
     print("  metrics.jsonl     every number of every step (docs/metrics.md says what each means)")
     kept = f"{split}-before.jsonl against {split}-after.jsonl" if compared else f"{split}-after.jsonl"
     print(f"  trajectories/     what the agent wrote, called and answered; {kept}")

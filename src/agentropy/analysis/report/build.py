@@ -55,8 +55,13 @@ class PartData:
     trouble: str = ""
 
 
-Cache = dict[Path, tuple[tuple[int, int, int], PartData]]
-"""What was made of a file, by its size, its time and its share of the budget."""
+@dataclass
+class Cache:
+    """What a live page need not make again: `parts` by file, with the file's time and size, its share of the budget and
+    whether its tokens had texts; `texts` by the tokenizer's folder."""
+
+    parts: dict[Path, tuple[tuple[int, int, int, bool], PartData]] = field(default_factory=dict)
+    texts: dict[Path, TokenBytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def page_of_files(
     run = read_run(directory) if directory else EMPTY
     parts = parts_of(source)
     notes: list[str] = []
-    settings = _settings(run, method, _texts(source, run, model, notes), notes)
+    settings = _settings(run, method, _texts(source, run, model, notes, cache), notes)
     parts, thinned = _thin(parts)
     shares = _shares(parts, budget)
     found: list[tuple[Part, PartData]] = []
@@ -149,18 +154,24 @@ def _settings(run: RunFiles, method: Method | None, texts: TokenBytes | None, no
     return Settings(method, texts, questions, samples)
 
 
-def _texts(source: Path | Sequence[Path], run: RunFiles, model: Path | None, notes: list[str]) -> TokenBytes | None:
-    if model is not None:
-        return TokenBytes(find_tokenizer(model))
+def _texts(
+    source: Path | Sequence[Path], run: RunFiles, model: Path | None, notes: list[str], cache: Cache | None
+) -> TokenBytes | None:
+    known = cache.texts if cache is not None else {}
     paths = [source] if isinstance(source, Path) else list(source)
-    places = [p for path in paths for folder in (path, path.resolve().parent.parent) for p in tokenizer_places(folder)]
+    folders = [f for p in paths for f in ([p] if p.is_dir() else [p.resolve().parent, p.resolve().parent.parent])]
+    places = [p for folder in folders for p in tokenizer_places(folder)]
     named = run.config.get("model")
     if isinstance(named, str) and (Path(named) / "tokenizer_config.json").is_file():
         places.append(Path(named))
-    for place in places:
+    for place in places if model is None else [model]:
         try:
-            return TokenBytes(find_tokenizer(place))
+            if place not in known:
+                known[place] = TokenBytes(find_tokenizer(place))
+            return known[place]
         except UserError as error:
+            if model is not None:
+                raise
             notes.append(f"{str(error)[0].upper()}{str(error)[1:]}.")
     return None
 
@@ -196,15 +207,14 @@ def _shares(parts: Sequence[Part], budget: int) -> dict[str, int]:
 
 def _cached(part: Part, settings: Settings, share: int, cache: Cache | None) -> PartData:
     stat = part.path.stat()
-    share = (
-        1 << share.bit_length() - 1 if cache is not None and share else share
-    )  # a run that grows reads few files again
-    stamp = (stat.st_mtime_ns, stat.st_size, share)
-    if cache is not None and part.path in cache and cache[part.path][0] == stamp:
-        return cache[part.path][1]
+    if cache is not None and share:
+        share = 1 << share.bit_length() - 1  # a power of 2: a run that grows has few files read again for a new share
+    stamp = (stat.st_mtime_ns, stat.st_size, share, settings.texts is not None)
+    if cache is not None and part.path in cache.parts and cache.parts[part.path][0] == stamp:
+        return cache.parts[part.path][1]
     data = _train_step(part, settings, share) if part.kind == "train" else _evaluation(part, settings, share)
     if cache is not None:
-        cache[part.path] = (stamp, data)
+        cache.parts[part.path] = (stamp, data)
     return data
 
 
