@@ -23,6 +23,7 @@ COMMANDS = (
     "report",
     "study",
     "eval",
+    "compare",
     "analyze",
     "show",
     "shape",
