@@ -139,6 +139,7 @@ class RunConfig(_Strict):
     world: str | None = None
     """A generated world: arithmetic (the default) or facts."""
     world_options: dict[str, Any] = {}
+    """Settings of the world, such as `level` (default or hard) and `tool_failures`; docs/worlds.md lists them."""
     tasks: str | None = None
     """Instead of a world: a file (JSONL, Parquet), hf:NAME or reasoning-gym:TASK."""
     model: str | None = None
