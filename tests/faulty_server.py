@@ -84,8 +84,8 @@ async def serve(brain: Brain, faults: Faults | None = None, port: int = 0, delay
         try:
             while await _one(reader, writer, brain, served, delay):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # whoever ends the event loop cancels this, and nobody waits for it
         finally:
             writers.discard(writer)
             writer.close()

@@ -29,7 +29,7 @@ from engine_models import tiny_model
 from fake_vllm import TinyServer, ascii_tokenizer
 from faulty_server import Faults, Refuse, Served, serve
 
-QUICK = Patience(timeout=2.0, tries=6, pause=0.01)
+QUICK = Patience(timeout=20.0, tries=6, pause=0.01)
 TOKENIZER = ascii_tokenizer()
 PROMPT = [ord(c) - 32 for c in "Question: what?"]
 
@@ -134,7 +134,7 @@ def test_estimates_from_ten_of_97_tokens_are_better_the_cooler_the_sampling() ->
         logprobs, estimate = at_temperature(top[:, 0].tolist(), top.tolist(), temperature, "raw")
         error[temperature] = float((exact - torch.tensor(estimate)).abs().mean())
         off = torch.tensor(logprobs).sub(truth.max(-1).values).abs().mean()
-        assert off < {0.5: 0.03, 1.0: 1e-9, 1.5: 0.3}[temperature]
+        assert off < {0.5: 0.03, 1.0: 1e-6, 1.5: 0.3}[temperature]
     assert error[0.5] < error[1.0] < error[1.5]
     assert error[0.5] < 0.1
 
@@ -292,8 +292,8 @@ def test_trees_grow_over_http() -> None:
 def test_one_call_in_five_fails_and_no_answer_differs() -> None:
     attempts, params = attempts_of(12, 2), SamplingParams(max_new_tokens=12)
     expected = connected(server(), lambda policy, _: roll(policy, rollout, attempts, params))
-    faults = Faults(every=5, stall=4.0)
-    patience = dataclasses.replace(QUICK, timeout=1.5)
+    faults = Faults(every=5, stall=9.0)
+    patience = dataclasses.replace(QUICK, timeout=2.5)
 
     async def work(policy: HttpPolicy, served: Served) -> list[Trajectory]:
         out = await roll(policy, rollout, attempts, params)

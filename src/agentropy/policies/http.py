@@ -363,7 +363,7 @@ def _without(features: ChatFeatures, error: Refused) -> ChatFeatures | None:
     if error.status not in (400, 422):
         return None
     said = error.message
-    if features.limit == "max_tokens" and "max_completion_tokens" in said:
+    if features.limit == "max_tokens" and ("max_completion_tokens" in said or "'max_tokens' is not" in said):
         return replace(features, limit="max_completion_tokens")
     if features.top and "logprobs" in said:
         return replace(features, top=next(t for t in (20, 5, 0) if t < features.top))

@@ -109,7 +109,7 @@ class Patience:
 
 
 class Client:
-    """JSON over HTTP to one server, from one event loop at a time (another one gets connections of its own).
+    """JSON over HTTP to one server, from one event loop at a time: `close` before it ends, and another one can follow.
 
     Args:
         root: the server's address without `/v1`.
