@@ -130,27 +130,27 @@ class EnvironmentPart:
     async def start(self) -> None:
         return None
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> tuple[PartSession, str | None]:
+    async def open(self, row: Mapping[str, Any], seed: int) -> tuple[EnvironmentSession, str | None]:
         environment, self._spare = self._spare, None
         if environment is None:
             environment = self._factory()
         text = environment.reset(**row)
         if inspect.isawaitable(text):
             text = await text
-        return _EnvironmentSession(environment, self._tools), None if text is None else str(text)
+        return EnvironmentSession(environment, self._tools), None if text is None else str(text)
 
     async def close(self) -> None:
         self._spare = None
 
 
-class _EnvironmentSession:
+class EnvironmentSession:
     """Calls of one turn reach the object one after the other and in order: it need not be safe for threads."""
 
     keeps_time = False
     repeatable = False
 
     def __init__(self, environment: Any, described: Sequence[Tool]) -> None:
-        self._environment = environment
+        self.environment = environment
         self._described = described
         self._lock = asyncio.Lock()
         self.tools: Sequence[Tool] = [replace(t, run=self._serial(getattr(environment, t.name))) for t in described]
@@ -163,7 +163,7 @@ class _EnvironmentSession:
         return run
 
     async def reward(self) -> float | None:
-        get = getattr(self._environment, "get_reward", None)
+        get = getattr(self.environment, "get_reward", None)
         if get is None:
             return None
         value = get()
@@ -171,17 +171,17 @@ class _EnvironmentSession:
         return None if value is None else float(value)
 
     async def fork(self) -> PartSession:
-        name = type(self._environment).__name__
+        name = type(self.environment).__name__
         try:
-            own = getattr(self._environment, "fork", None)
-            copied = copy.deepcopy(self._environment) if own is None else own()
-            return _EnvironmentSession(await copied if inspect.isawaitable(copied) else copied, self._described)
+            own = getattr(self.environment, "fork", None)
+            copied = copy.deepcopy(self.environment) if own is None else own()
+            return EnvironmentSession(await copied if inspect.isawaitable(copied) else copied, self._described)
         except Exception as error:
             advice = "give it a method fork()"
             raise UserError(f"environment {name} cannot be copied for a branch ({error}); {advice}") from None
 
     async def close(self) -> None:
-        close = getattr(self._environment, "close", None)
+        close = getattr(self.environment, "close", None)
         if close is not None:
             done = close()
             if inspect.isawaitable(done):
@@ -189,5 +189,7 @@ class _EnvironmentSession:
 
 
 def _tools(environment: Any) -> list[Tool]:
-    methods = inspect.getmembers(environment, inspect.ismethod)
-    return [from_function(m) for n, m in methods if not n.startswith("_") and n not in _NO_TOOLS]
+    # Looked for on the class: `getmembers` of the object would run its properties, which may not be ready yet.
+    names = [n for n, _ in inspect.getmembers(type(environment), callable) if not n.startswith("_")]
+    methods = [m for n in names if n not in _NO_TOOLS and inspect.ismethod(m := getattr(environment, n))]
+    return [from_function(m) for m in methods]

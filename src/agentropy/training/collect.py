@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentropy.batch import Batch, make_batch
+from agentropy.evaluation.summary import rollout_metrics
 from agentropy.methods.base import Method, Shaped
 from agentropy.policies.base import SamplingParams
 from agentropy.rollout.loop import Agent, Attempt, Limits, RolloutFunction
@@ -35,6 +36,22 @@ class Collected:
     trajectories: list[Trajectory]
     rounds: int
     questions: int
+
+
+# What was made of the batch of the update, where rollout_metrics and the filters' counts cover all that was sampled.
+SHAPED_PREFIXES = ("entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
+
+
+def collected_metrics(collected: Collected) -> dict[str, float]:
+    """Metrics of what a step sampled and made of it, under the names of docs/metrics.md; NaN where there are none."""
+    metrics = rollout_metrics(collected.sampled) | collected.filtered
+    metrics |= {k: v for k, v in collected.shaped.metrics.items() if k.startswith(SHAPED_PREFIXES)}
+    return metrics | {
+        "batch/trajectories": float(collected.shaped.kept.sum()),
+        "batch/questions": float(collected.batch.n_groups),
+        "filter/questions_sampled": float(collected.questions),
+        "filter/rounds": float(collected.rounds),
+    }
 
 
 def attempts_for(tasks: Sequence[Task], samples: int, seed: int, tag: str) -> list[Attempt]:

@@ -17,23 +17,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentropy.config import RunConfig
-from agentropy.evaluation.summary import evaluation_metrics, rollout_metrics
+from agentropy.evaluation.summary import evaluation_metrics
 from agentropy.policies.base import SamplingParams
 from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
 from agentropy.training.checkpoint import Progress, save_checkpoint
-from agentropy.training.collect import Collected, attempts_for, collect
+from agentropy.training.collect import Collected, attempts_for, collect, collected_metrics
 from agentropy.training.display import Display
 from agentropy.training.loggers import Logger
 from agentropy.training.optimizer import MasterAdamW
 from agentropy.training.setup import Setup
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
-
-# What was made of the batch of the update, where rollout_metrics and the filters' counts cover all that was sampled.
-SHAPED_PREFIXES = ("entropy/bonus", "entropy/exact", "reward/mean", "reward/advantage", "batch/")
-
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -145,8 +141,7 @@ class Trainer:
         o = self.config.optim
         for group in self.optimizer.param_groups:
             group["lr"] = self.setup.lr * min(1.0, (before.step + 1) / max(o.warmup_steps, 1))
-        metrics = rollout_metrics(collected.sampled) | collected.filtered
-        metrics |= {k: v for k, v in collected.shaped.metrics.items() if k.startswith(SHAPED_PREFIXES)}
+        metrics = collected_metrics(collected)
         metrics |= update(
             self.setup.model,
             self.optimizer,
@@ -164,10 +159,6 @@ class Trainer:
         self.progress.tokens += tokens
         self.progress.seconds += seconds
         metrics |= {
-            "batch/trajectories": float(collected.shaped.kept.sum()),
-            "batch/questions": float(collected.batch.n_groups),
-            "filter/questions_sampled": float(collected.questions),
-            "filter/rounds": float(collected.rounds),
             "time/rollout": self._rollout_seconds,
             "time/update": update_seconds,
             "time/step": seconds,

@@ -59,6 +59,14 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def learned_tokens(method: Method, shaped: Shaped) -> Tensor:
+    """`[T]` bool, True for tokens that give a gradient. An update that has none is to be left out: an optimiser with
+    momentum would step all the same."""
+    # The KL penalty and the entropy bonus pull on every token of the loss, whatever its advantage.
+    regularised = bool(method.loss.kl_coef or method.loss.entropy_coef)
+    return shaped.loss_mask if regularised else shaped.loss_mask & (shaped.advantages != 0)
+
+
 def update(
     model: Any,
     optimizer: torch.optim.Optimizer,
@@ -77,9 +85,7 @@ def update(
     """
     if not batch.has_ids:
         raise UserError("trajectories without token ids (ids_kind 'none') cannot be trained on: record the sampled ids")
-    # The KL penalty and the entropy bonus pull on every token of the loss, whatever its advantage.
-    regularised = bool(method.loss.kl_coef or method.loss.entropy_coef)
-    learned = shaped.loss_mask if regularised else shaped.loss_mask & (shaped.advantages != 0)
+    learned = learned_tokens(method, shaped)
     total: LossStats | None = None
     norms: list[float] = []
     losses: list[float] = []
