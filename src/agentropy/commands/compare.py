@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentropy.evaluation.compare import Comparison
     from agentropy.evaluation.metrics import Difference
 
-LABELS = {"score": ("score", "{:.3f}"), "calls": ("calls a question", "{:.2f}"), "tokens": ("tokens", "{:,.0f}")}
+LABELS = {"score": ("score", "{:.3f}"), "calls": ("calls a question", "{:.2f}"), "tokens": ("tokens", "{:,.1f}")}
 MAX_TEXT = 60
 
 

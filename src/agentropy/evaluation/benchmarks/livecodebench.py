@@ -12,6 +12,7 @@ import json
 import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from agentropy.errors import UserError
@@ -20,6 +21,8 @@ PACKED = "livecodebench"
 """The key under which a task keeps its tests packed: unpacked they are several times as large."""
 MAX_BYTES = 1 << 30
 """Unpacked tests of one problem beyond this are no tests but an attack on memory."""
+MAX_OPCODES = 1000
+"""A pickle of one string has half a dozen."""
 _STRING_OPCODES = frozenset({"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"})
 _HARMLESS_OPCODES = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"})
 
@@ -94,15 +97,14 @@ def _unpickled(packed: str) -> str:
             raise ValueError(f"more than {MAX_BYTES >> 20} MiB, or cut off")
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"neither JSON nor packed JSON: {error}") from None
-    strings: list[str] = []
     try:
-        for opcode, argument, _ in pickletools.genops(raw):
-            if opcode.name in _STRING_OPCODES:
-                strings.append(str(argument))
-            elif opcode.name not in _HARMLESS_OPCODES:
-                raise ValueError(f"the pickle holds {opcode.name}, which is no string; it was not loaded")
-    except (IndexError, UnicodeDecodeError) as error:
+        operations = [(opcode.name, argument) for opcode, argument, _ in islice(pickletools.genops(raw), MAX_OPCODES)]
+    except (ValueError, IndexError) as error:
         raise ValueError(f"a broken pickle: {error}") from None
+    for name, _ in operations:
+        if name not in _STRING_OPCODES | _HARMLESS_OPCODES:
+            raise ValueError(f"the pickle holds {name}, which is no string; it was not loaded")
+    strings = [str(argument) for name, argument in operations if name in _STRING_OPCODES]
     if len(strings) != 1:
         raise ValueError(f"the pickle holds {len(strings)} strings instead of one")
     return strings[0]
