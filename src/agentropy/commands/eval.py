@@ -16,6 +16,8 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("api", str, "auto (default), completions (token ids) or chat"),
     ("api-key-env", str, "environment variable with the server's key"),
     ("concurrency", int, "requests at once to a server (default 32)"),
+    ("request-timeout", float, "seconds a request to a server may take"),
+    ("tries", int, "attempts at a request, with growing pauses, before its trajectory counts as lost"),
     ("tokenizer", str, "for completions: directory or hub id (default: the model's name)"),
     ("tasks", str, "a file, hf:NAME:SPLIT or reasoning-gym:TASK instead of a benchmark"),
     ("world", str, "a generated world instead of a benchmark: arithmetic or facts"),

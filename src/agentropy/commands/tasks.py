@@ -24,9 +24,19 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def open_source(spec: str, seed: int = 0) -> Any:
-    """The task source that a world's name, with settings after a question mark, or any spec of `load_tasks` means."""
+    """The task source of a spec: a world's name, with settings after a question mark, BENCHMARK=FILE for a file in the
+    schema of a benchmark's publisher, or any spec of `load_tasks`."""
+    from agentropy.evaluation.benchmarks.load import load_benchmark
+    from agentropy.evaluation.benchmarks.table import BENCHMARKS
     from agentropy.tasks import WORLDS, load_tasks, make_world
+    from agentropy.tasks.base import Split
+    from agentropy.tasks.files import FileTasks
 
+    benchmark, equals, file = spec.partition("=")
+    if equals and benchmark in BENCHMARKS:
+        found = load_benchmark(benchmark, file)
+        splits: tuple[Split, ...] = ("test",) * len(found.tasks)
+        return FileTasks(spec, found.tasks, splits, seed, found.notes)
     name, _, settings = spec.partition("?")
     if name not in WORLDS:
         return load_tasks(spec, seed=seed)
@@ -76,8 +86,9 @@ def run_show(args: argparse.Namespace) -> int:
     for spec in args.specs:
         source = open_source(spec, args.seed)
         print(f"{source.name}:" + (_notes(source) if isinstance(source, FileTasks) else ""))
-        for i in range(args.n):
-            task = source.train(i)
+        of_benchmark = isinstance(source, FileTasks) and "train" not in source.splits
+        for i in range(min(args.n, len(source.tasks)) if of_benchmark else args.n):
+            task = source.tasks[i] if of_benchmark else source.train(i)
             need = "" if task.need is None else f", needs {task.need} call{'s' * (task.need != 1)}"
             answers = " | ".join(task.answers) or "(tests)"
             print(f"  [{task.kind}{need}, graded by {task.grader}] {task.question}")

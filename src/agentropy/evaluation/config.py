@@ -15,7 +15,7 @@ from agentropy.trajectory import write_lines
 
 EMBEDDED = {"max_new_tokens": 128, "max_result_tokens": 64, "tool_timeout": 2.0}
 OTHERS = {"max_new_tokens": 1024, "max_result_tokens": 512, "tool_timeout": 5.0}
-ANY_TIME = ("server", "api_key_env", "concurrency", "device", "threads")
+ANY_TIME = ("server", "api_key_env", "concurrency", "request_timeout", "tries", "device", "threads")
 """What may change when an evaluation goes on: where and how fast, not what is asked."""
 
 
@@ -33,6 +33,10 @@ class EvaluationConfig(BaseModel):
     """Name of the environment variable with the server's key."""
     concurrency: int = Field(32, ge=1)
     """Requests at once to a server."""
+    request_timeout: float | None = Field(None, gt=0)
+    """Seconds a request to a server may take."""
+    tries: int | None = Field(None, ge=1)
+    """Attempts at a request before its trajectory is given up."""
     tokenizer: str | None = None
     """For completions: a directory or hub id. None: the model's name."""
     benchmarks: list[str] = []

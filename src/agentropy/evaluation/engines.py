@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentropy.errors import UserError
@@ -141,8 +141,14 @@ def _embedded(config: EvaluationConfig) -> str:
 
 def _remote(config: EvaluationConfig, suites: Sequence[Suite], scorer: Scorer) -> Engine:
     from agentropy.policies.http import connect
+    from agentropy.policies.http_client import Patience
     from agentropy.policies.http_tokens import HttpPolicy
 
+    patience = Patience()
+    if config.request_timeout is not None:
+        patience = replace(patience, timeout=config.request_timeout)
+    if config.tries is not None:
+        patience = replace(patience, tries=config.tries)
     key = os.environ[config.api_key_env] if config.api_key_env else None
     policy = connect(
         config.server or "",
@@ -151,6 +157,7 @@ def _remote(config: EvaluationConfig, suites: Sequence[Suite], scorer: Scorer) -
         api_key=key,
         concurrency=config.concurrency,
         tokenizer=config.tokenizer,
+        patience=patience,
     )
     if isinstance(policy, HttpPolicy):
         agents = _agents(config, suites, scorer, policy, policy.tokenizer)
