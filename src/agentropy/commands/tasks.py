@@ -10,7 +10,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command."""
     parser = subparsers.add_parser("tasks", help="show or check the questions of a world, a file or a data set")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    specs = "a world (also WORLD?level=hard), FILE.jsonl, FILE.parquet, hf:OWNER/NAME:SPLIT or reasoning-gym:TASK"
+    specs = (
+        "a world (also WORLD?level=hard), FILE.jsonl, FILE.parquet, BENCHMARK=FILE, hf:NAME:SPLIT or reasoning-gym:TASK"
+    )
     check = actions.add_parser("check", help="grade every gold answer with its own grader and list those that fail")
     check.add_argument("specs", nargs="+", metavar="SPEC", help=specs)
     check.add_argument("--limit", type=int, default=1000, help="questions a source at most (default 1000)")
@@ -35,8 +37,8 @@ def open_source(spec: str, seed: int = 0) -> Any:
     benchmark, equals, file = spec.partition("=")
     if equals and benchmark in BENCHMARKS:
         found = load_benchmark(benchmark, file)
-        splits: tuple[Split, ...] = ("test",) * len(found.tasks)
-        return FileTasks(spec, found.tasks, splits, seed, found.notes)
+        splits: list[Split] = ["test" for _ in found.tasks]
+        return FileTasks(spec, found.tasks, tuple(splits), seed, found.notes)
     name, _, settings = spec.partition("?")
     if name not in WORLDS:
         return load_tasks(spec, seed=seed)
