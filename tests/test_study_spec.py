@@ -29,14 +29,18 @@ def test_base_then_setting_then_variant_dotted_or_nested(tmp_path: Path) -> None
         tmp_path,
         base={"steps": 7, "rollout": {"samples": 4, "questions": 2}, "method_options": {"alpha": 0.5}},
         settings={"facts": None, "long": {"world": "facts", "steps": 9, "world_options.hits": 3}},
-        variants={"tao-rl": {}, "q": {"method": "tao-rl", "rollout.samples": 8, "method_options.q_h": 0.5}},
+        variants={
+            "tao-rl": {},
+            "q": {"method": "tao-rl", "steps": 11, "rollout.samples": 8, "method_options.q_h": 0.5},
+        },
         seeds=[4],
         validation=True,
     )
     by_name = {f"{r.setting}/{r.variant}": r.config for r in study.runs}
     assert by_name["facts/tao-rl"].world == "facts"
     assert by_name["facts/tao-rl"].steps == 7
-    assert by_name["long/q"].steps == 9
+    assert by_name["long/tao-rl"].steps == 9
+    assert by_name["long/q"].steps == 11
     assert by_name["long/q"].world_options == {"hits": 3}
     assert by_name["long/q"].rollout.samples == 8
     assert by_name["long/q"].rollout.questions == 2
