@@ -284,6 +284,7 @@ def save_checkpoint(model: Any, tokenizer: Any, out: Path, recipe: Recipe, outco
             seen.add(tensor.data_ptr())
             tensors[name] = tensor.half().contiguous()
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]  # as `model.save_pretrained` does; TRL loads no other
     model.config.save_pretrained(out)
     model.generation_config.save_pretrained(out)
     tokenizer.save_pretrained(out)
