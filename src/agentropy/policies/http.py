@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agentropy.errors import UserError
 from agentropy.policies.base import PolicyInfo, SamplingParams, Stop
-from agentropy.policies.http_chat import ChatFeatures, ChatPolicy, ChatTurn, chat_request, read_turn
+from agentropy.policies.http_chat import ChatFeatures, ChatPolicy, ChatTurn, Family, chat_request, read_turn
 from agentropy.policies.http_client import BadAnswer, Client, Patience, Refused, Retry, judge
 from agentropy.policies.http_tokens import HttpPolicy
 from agentropy.policies.http_wire import WIRES, LogprobsMode, Sampled, Wire
@@ -21,6 +21,7 @@ Api = Literal["auto", "completions", "chat"]
 APIS = ("auto", "completions", "chat")
 UNKNOWN_CONTEXT = 1 << 20
 """Tokens, where a server does not say how long its window is: it refuses what is too long, which is understood."""
+TRANSFORMERS = "transformers"
 _KINDS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 _TOOL = {
     "type": "function",
@@ -108,7 +109,7 @@ class _Server:
     model: str
     models: tuple[str, ...]
     kind: str
-    """`vllm`, `sglang`, `llama.cpp`, or whatever `owned_by` says."""
+    """`vllm`, `sglang`, `llama.cpp`, `transformers`, or whatever `owned_by` says."""
     max_context: int
 
 
@@ -180,9 +181,21 @@ def _look(probe: _Probe, model: str | None) -> _Server:
             raise UserError(f"{probe.root} serves {_listed(models)}: name one with --model")
         model = models[0]
     entry = next((e for e in entries if e["id"] == model), {})
-    kind = _KINDS.get(str(entry.get("owned_by")), str(entry.get("owned_by") or "unknown"))
+    owner = str(entry.get("owned_by") or "unknown")
+    kind = _KINDS.get(owner) or (TRANSFORMERS if _is_transformers(probe, entry) else owner)
     window = _window(probe, kind, entry)
     return _Server(model, models, kind, window or UNKNOWN_CONTEXT)
+
+
+def _is_transformers(probe: _Probe, entry: Mapping[str, Any]) -> bool:
+    """`transformers serve` does not say its name, but it lists its routes."""
+    if not isinstance(entry.get("status"), Mapping):
+        return False
+    try:
+        routes = probe.ask("/openapi.json")["paths"]
+    except (Refused, UserError, KeyError, TypeError):
+        return False
+    return isinstance(routes, Mapping) and "/load_model" in routes
 
 
 def _window(probe: _Probe, kind: str, entry: Mapping[str, Any]) -> int | None:
@@ -297,7 +310,8 @@ def _mode(gap: float, gap_at_half: float) -> tuple[LogprobsMode, str]:
 
 def _chat(probe: _Probe, server: _Server, client: Client, top: int, why: str) -> ChatPolicy:
     """Find out which fields the server takes, by asking for one token."""
-    features = ChatFeatures(top=top, extras=server.kind in WIRES)
+    family: Family = "vllm" if server.kind in WIRES else "transformers" if server.kind == TRANSFORMERS else "openai"
+    features = ChatFeatures(top=top, family=family)
     turn = None
     for _ in range(8):
         try:
@@ -369,6 +383,6 @@ def _without(features: ChatFeatures, error: Refused) -> ChatFeatures | None:
         return replace(features, top=next(t for t in (20, 5, 0) if t < features.top))
     if features.seed and "seed" in said:
         return replace(features, seed=False)
-    if features.extras and any(name in said for name in ("top_k", "min_p", "repetition_penalty")):
-        return replace(features, extras=False)
+    if features.family == "vllm" and any(name in said for name in ("top_k", "min_p", "repetition_penalty")):
+        return replace(features, family="openai")
     return None

@@ -6,6 +6,7 @@ a protocol in text (`rollout/chat.py`) reads them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from agentropy.policies.http_wire import LogprobsMode, at_temperature, first_cho
 
 Message = dict[str, Any]
 ChatFinish = Literal["stop", "length", "context_full"]
+Family = Literal["openai", "vllm", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,14 @@ class ChatFeatures:
     limit: the name of the field for the most new tokens
     top: alternatives a token; 0: the server gives no log-probabilities
     seed: whether it takes a seed
-    extras: whether it knows vLLM's sampling fields beside OpenAI's (`top_k`, `min_p`, …)
+    family: how it is told to sample from the whole distribution, whatever the model's generation_config.json says:
+        `openai` needs no telling, `vllm` has further fields (SGLang and llama.cpp too), `transformers` one of its own
     """
 
     limit: str = "max_tokens"
     top: int = 20
     seed: bool = True
-    extras: bool = False
+    family: Family = "openai"
 
 
 class ChatPolicy:
@@ -189,9 +192,12 @@ def chat_request(
         body["tools"] = [dict(t) for t in tools]
     if stop:
         body["stop"] = list(stop)
-    if features.extras:
-        # These servers take what is not said from the model's generation_config.json.
+    if features.family == "vllm":
         body |= {"top_k": params.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    elif features.family == "transformers":
+        # Without it, it is greedy for most models at any temperature, and cuts at the 50 likeliest tokens.
+        sampling = {"do_sample": params.temperature > 0, "top_k": params.top_k, "repetition_penalty": 1.0}
+        body["generation_config"] = json.dumps(sampling)
     elif params.top_k:
         raise UserError(f"top_k={params.top_k}: this server's chat API has no top-k; use 0")
     return body
