@@ -64,9 +64,8 @@ function redrawViewer(message) {
 }
 
 function visit(hash, replace) {
-  if (replace) { history.replaceState(null, "", hash); route(); }
-  else if (location.hash === hash) route();
-  else location.hash = hash;
+  if (location.hash !== hash) history[replace ? "replaceState" : "pushState"](null, "", hash);
+  route();
 }
 function open(t) {
   const narrow = matchMedia("(max-width: 800px)").matches;

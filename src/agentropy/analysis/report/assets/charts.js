@@ -51,7 +51,8 @@ function stepChart(steps, spec) {
     const yTicks = ticks(low, high, 4);
     const left = 10 + 6.6 * Math.max(...yTicks.map((v) => tickText(v, spec.form).length)), right = 10;
     const first = steps[0], last = steps[steps.length - 1];
-    const x = (s) => (last === first ? (left + width - right) / 2 : left + ((s - first) / (last - first)) * (width - left - right));
+    const bar = spec.stacked ? Math.max(1, Math.min(28, ((width - left - right) / steps.length) * 0.75)) : 0;
+    const x = (s) => (last === first ? (left + width - right) / 2 : left + bar / 2 + ((s - first) / (last - first)) * (width - left - right - bar));
     const y = (v) => top + ((high - v) / (high - low)) * (height - top - bottom);
     const svg = el("svg:svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     for (const v of yTicks) {
@@ -61,12 +62,11 @@ function stepChart(steps, spec) {
       svg.append(el("svg:text", { class: "tick", x: x(s), y: height - 7, "text-anchor": x(s) > width - 24 ? "end" : "middle", text: tickText(s) }));
     }
     if (spec.stacked) {
-      const bar = Math.max(1, Math.min(28, ((width - left - right) / steps.length) * 0.8));
       steps.forEach((s, i) => {
         let base = 0;
         spec.series.forEach((line, n) => {
           const v = line.values[i] || 0;
-          if (v > 0) svg.append(el("svg:rect", { class: `bar ${COLOURS[n % 7]}`, x: Math.max(left, Math.min(width - right - bar, x(s) - bar / 2)), width: bar, y: y(base + v), height: Math.max(0.5, y(base) - y(base + v)) }));
+          if (v > 0) svg.append(el("svg:rect", { class: `bar ${COLOURS[n % 7]}`, x: x(s) - bar / 2, width: bar, y: y(base + v), height: Math.max(0.5, y(base) - y(base + v)) }));
           base += v;
         });
       });

@@ -44,7 +44,7 @@ const probability = (logprob) => (missing(logprob) ? "–" : plain(Number((100 *
 const count = (n) => n.toLocaleString("en");
 const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many || one + "s"}`;
 function milliseconds(ms) {
-  if (missing(ms)) return "";
+  if (!ms) return "";
   return ms < 1 ? `${sig(ms * 1000, 2)} µs` : ms < 1000 ? `${sig(ms, 3)} ms` : `${sig(ms / 1000, 3)} s`;
 }
 /** A number as a column of a table writes it: a share in percent, or so many digits. */
@@ -101,7 +101,8 @@ function adopt(data) {
     t.vocabulary = page.vocabulary;
     t.file = page.files[t.f];
     t.question = page.questions[t.q];
-    t.key = `${t.file.name}/${t.i}`;
+    const name = `${t.file.name}/${t.i}`.replace(/[\ud800-\udfff]/gu, "\ufffd"); // an address cannot hold half a character
+    for (let n = 1; n === 1 || page.byKey.has(t.key); n++) t.key = n === 1 ? name : `${name}~${n}`; // ids may recur
     t.calls = t.s.flatMap((s) => s.r || []);
     const model = t.s.filter((s) => s.t);
     t.tokens = model.reduce((n, s) => n + s.t.length, 0);

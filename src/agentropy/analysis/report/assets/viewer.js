@@ -99,7 +99,7 @@ function strip(t, blocks, top) {
       button.setAttribute("aria-label", `${label}: ${plural(s.t.length, "token")}, mean entropy ${sig(s.m)}`);
       button.title = `${label}: H ${sig(s.m)}`;
     } else if (r) {
-      bar.append(STATUS[r.s] || "•", el("small", { text: missing(r.d) ? "" : change(r.d) }));
+      bar.append(STATUS[r.s] || "•", el("small", { text: missing(r.d) ? "" : signed(r.d) }));
       bar.classList.add(r.s);
       button.setAttribute("aria-label", `${label}: ${r.s}, dH ${change(r.d)}`);
       button.title = `${label}: ${r.s}, dH ${change(r.d)}`;
@@ -145,6 +145,7 @@ function keyToShades() {
 
 function viewer(t, other) {
   const top = other ? topOf(t, other) : topOf(t);
-  const body = other ? el("div", { class: "pair" }, conversation(t, top), conversation(other, top)) : conversation(t, top);
+  const pair = other ? [t, other].sort((a, b) => a.file.step - b.file.step || a.place - b.place) : [t];
+  const body = el("div", { class: other ? "pair" : "one" }, pair.map((one) => conversation(one, top)));
   return el("div", { class: other ? "viewer comparing" : "viewer" }, viewerBar(t, other), keyToShades(), body);
 }
