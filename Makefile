@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-slow lint check format bench clean
+.PHONY: setup train test test-slow test-trl lint check format bench clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,19 @@ $(VENV)/.smollm2: $(STAMP)
 test-slow: $(VENV)/.smollm2
 	$(BIN)/python -m pytest -m slow --timeout 1200
 
+# TRL and its adapter have an environment of their own: TRL moves fast, and its pins are not ours.
+TRL := .venv-trl
+$(TRL)/.installed: pyproject.toml constraints.txt constraints-trl.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/pip install --quiet --upgrade pip
+	$(TRL)/bin/pip install --quiet --constraint constraints.txt torch
+	$(TRL)/bin/pip install --quiet --constraint constraints.txt --constraint constraints-trl.txt \
+		--editable '.[trl,lora]' pytest pytest-timeout hypothesis
+	touch $@
+
+test-trl: $(TRL)/.installed
+	$(TRL)/bin/python -m pytest tests/integrations/trl
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,4 +58,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRL) build .mypy_cache .ruff_cache .pytest_cache
