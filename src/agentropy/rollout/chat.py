@@ -238,6 +238,8 @@ def make_style(agent: ChatAgent) -> Style:
     if native and (unknown := sorted(set(options) - _NATIVE_OPTIONS)):
         raise UserError(f"protocol native has no option {unknown[0]!r}; it has {', '.join(sorted(_NATIVE_OPTIONS))}")
     text = TextProtocol("hermes" if name in (None, NATIVE) else str(name), options)
+    if not native:
+        text.messages("", agent.toolbox.specs, agent.system)  # a tool that the protocol cannot call is said here
     answer_format = str(options.get("answer_format", "auto"))
     hint = options.get("hint")
     return Style(native, text, ("" if answer_format == "text" else BOXED_HINT) if hint is None else hint, answer_format)
