@@ -74,6 +74,8 @@ def _hub(benchmark: Benchmark, source: Source) -> Iterator[Row]:
     use = f"get the file elsewhere and name it with --data {benchmark.name}=FILE"
     from agentropy.policies.loading import hub_reachable
 
+    if not hub_reachable():
+        raise UserError(f"{benchmark.name} comes from the Hugging Face hub ({source.name}), out of reach here; {use}")
     try:
         import datasets
     except ImportError:
@@ -81,8 +83,6 @@ def _hub(benchmark: Benchmark, source: Source) -> Iterator[Row]:
             f"{benchmark.name} comes from the Hugging Face hub, which needs the package datasets: "
             f"pip install 'agentropy[data]'; or {use}"
         ) from None
-    if not hub_reachable():
-        raise UserError(f"{benchmark.name} comes from the Hugging Face hub ({source.name}), out of reach here; {use}")
     try:
         if source.files:
             files = [f"hf://datasets/{source.name}/{file}" for file in source.files]
