@@ -61,6 +61,7 @@ def test_colours_change_no_text(run_directory: Path, capsys: pytest.CaptureFixtu
     main(["show", path, "--color", "always"])
     shaded = capsys.readouterr().out
     assert "\x1b[38;5;16;48;5;209m" in shaded
+    shaded = shaded[: shaded.rindex("\n\n") + 1]  # without the key to the shades
     assert re.sub(r"\x1b\[[0-9;]*m", "", shaded) == plain
 
 
@@ -96,4 +97,24 @@ def test_a_source_without_ids_is_shown_by_the_text_of_its_tokens(
     assert main(["show", str(tmp_path / "t.jsonl"), "--color", "always"]) == 0
     out = capsys.readouterr().out
     assert "prompt            6*7?" in out
-    assert "H 0.750   may\x1b[38;5;16;48;5;209mbe\\x1b\x1b[0m" in out
+    assert "H\u22480.750   may\x1b[38;5;16;48;5;209mbe\\x1b\x1b[0m" in out
+
+
+def test_on_a_terminal_lines_are_wrapped_and_nothing_is_lost(
+    run_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(run_directory / "trajectories" / "t.jsonl")
+    monkeypatch.setenv("COLUMNS", "56")
+    main(["show", path])
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["show", path, "--color", "never"])
+    wrapped = capsys.readouterr().out
+    assert max(map(len, wrapped.splitlines())) <= 56
+    assert len(wrapped.splitlines()) > len(plain.splitlines())
+    assert re.sub(r"\s", "", wrapped) == re.sub(r"\s", "", plain)
+
+
+def test_a_wrong_name_gets_the_nearest(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), "--id", "q1-1"]) == 2
+    assert "which has 1; the nearest is 'q1-0'" in capsys.readouterr().err

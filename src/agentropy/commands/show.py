@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentropy.trajectory import Segment
+    from agentropy.analysis.report.tokens import TokenBytes
+    from agentropy.trajectory import Segment, ToolResult, Trajectory
 
 # From certain to uncertain, as colours of a 256-colour terminal that differ in lightness too.
 SHADES = (None, 229, 222, 215, 209, 203)
 SHADE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
+INDENT = 22
+GOOD, BAD, QUIET = "32", "31", "2"
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -34,54 +40,79 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the trajectory. Exit code 2 where there is no such file, trajectory or tokenizer."""
     from agentropy.batch import make_batch
-    from agentropy.errors import UserError
     from agentropy.methods import make_method
-    from agentropy.trajectory import read_jsonl
 
-    found = next((t for t in read_jsonl(args.file) if args.id in (None, t.trajectory_id)), None)
-    if found is None:
-        raise UserError(f"no trajectory {args.id!r} in {args.file}" if args.id else f"{args.file} holds no trajectory")
-    tokenizer = _tokenizer(args.file, args.model) if found.ids_kind == "sampled" else None
-    shaped = make_method("grpo").shape(make_batch([found]))
-    changes = iter(shaped.entropy_change.tolist())
-    color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
+    found = _find(args.file, args.id)
+    texts = None if all(s.tokens is not None or not s.ids for s in found.segments) else _texts(args, found)
+    changes = iter(make_method("grpo").shape(make_batch([found])).entropy_change.tolist())
+    terminal = sys.stdout.isatty()
+    color = args.color == "always" or (args.color == "auto" and terminal)
+    width = max(20, shutil.get_terminal_size().columns - INDENT) if terminal else 0
+    about = "\u2248" if found.entropy_kind != "exact" else ""
 
     score = "not graded" if found.score is None else f"score {found.score:g}"
-    print(f"{found.trajectory_id}: {found.stop}, {score}")
-    for segment in found.segments:
-        entropy = ""
-        if segment.is_model and segment.entropies and segment.ids:
-            entropy = f"H {sum(segment.entropies) / len(segment.ids):.3f}"
-        if tokenizer is None:
-            text = _texts(segment, color)
-        elif segment.is_model and segment.entropies and color:
-            text = _shaded(tokenizer, segment.ids, segment.entropies)
-        else:
-            text = _plain(tokenizer.decode(list(segment.ids)))
-        print(f"{segment.kind:>10}  {entropy:8}  {text}")
-        for result in segment.results:
-            change = next(changes)
-            dh = "dH undefined" if math.isnan(change) else f"dH {change:+.3f}"
-            effect = "effective" if change < 0 else "not effective"
-            print(f"{'':>10}  {'':8}  [{result.status}, {result.seconds * 1000:.0f} ms, {dh}: {effect}]")
+    print(f"{_plain(found.trajectory_id)}: {found.stop}, {_paint(score, _mood(found.score), color)}")
+    for s in found.segments:
+        entropy = f"H{about or ' '}{sum(s.entropies) / len(s.ids):.3f}" if s.is_model and s.entropies and s.ids else ""
+        pieces = list(_pieces(s, texts, color))
+        lines = _wrapped(pieces, width) if width else ["".join(_shaded(*p) for p in pieces)]
+        print(f"{s.kind:>10}  {entropy:8}  {lines[0]}")
+        for line in lines[1:]:
+            print(f"{'':{INDENT}}{line}")
+        for result in s.results:
+            print(f"{'':{INDENT}}{_outcome(result, next(changes), about, color)}")
+    golds = found.extra.get("gold")
+    if found.answer is not None and isinstance(golds, list) and golds:
+        print(f"{'gold':>10}  {'':8}  {_plain('  or  '.join(map(str, golds)))}")
+    if color:
+        key = "  ".join(_shaded(f"> {limit:g}", limit + 1e-9) for limit in SHADE_NATS)
+        print(f"\n{'':{INDENT}}{_paint('nats:', QUIET, True)} {key}")
     return 0
 
 
-def _tokenizer(file: Path, model: Path | None) -> Any:
-    from transformers import AutoTokenizer
+def _find(file: Path, wanted: str | None) -> Trajectory:
+    from agentropy.errors import UserError
+    from agentropy.trajectory import read_jsonl
 
+    names: list[str] = []
+    for t in read_jsonl(file):
+        if wanted in (None, t.trajectory_id):
+            return t
+        names.append(t.trajectory_id)
+    if not names:
+        raise UserError(f"{file} holds no trajectory")
+    near = difflib.get_close_matches(str(wanted), names[:10_000], n=1, cutoff=0.5) or names[:1]
+    raise UserError(f"no trajectory {wanted!r} in {file}, which has {len(names)}; the nearest is {near[0]!r}")
+
+
+def _texts(args: argparse.Namespace, t: Trajectory) -> TokenBytes | None:
+    from agentropy.analysis.report.tokens import TokenBytes, find_tokenizer, tokenizer_places
     from agentropy.errors import UserError
 
-    run_directory = file.resolve().parent.parent
-    places = [model] if model else [run_directory / "model", *sorted(run_directory.glob("checkpoints/*/model"))]
-    for place in places:
-        if (place / "tokenizer_config.json").is_file():
-            try:
-                return AutoTokenizer.from_pretrained(str(place))
-            except Exception as error:  # a broken file can fail anywhere in the parsers
-                why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise UserError(f"the tokenizer in {place} does not load ({why}); name another with --model") from None
-    raise UserError(f"no tokenizer beside {file}; name a model's folder with --model")
+    if t.ids_kind == "none":
+        return None
+    folder = args.file.resolve().parent
+    places = [p for place in (folder.parent, folder) for p in tokenizer_places(place)]
+    if args.model is not None:
+        places = [args.model] if (args.model / "tokenizer_config.json").is_file() else []
+    if not places:
+        raise UserError(f"no tokenizer beside {args.file}; name a model's folder with --model")
+    return TokenBytes(find_tokenizer(places[0]))
+
+
+def _outcome(result: ToolResult, change: float, about: str, color: bool) -> str:
+    dh = "dH undefined" if math.isnan(change) else f"dH{about or ' '}{change:+.3f}"
+    status = _paint(result.status, GOOD if result.status == "ok" else BAD, color)
+    effect = _paint("effective" if change < 0 else "not effective", GOOD if change < 0 else QUIET, color)
+    return f"[{status}, {result.seconds * 1000:.0f} ms, {dh}: {effect}]"
+
+
+def _mood(score: float | None) -> str:
+    return QUIET if score is None else GOOD if score >= 0.5 else BAD
+
+
+def _paint(text: str, code: str, color: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if color else text
 
 
 def _plain(text: str) -> str:
@@ -89,28 +120,46 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
-def _texts(segment: Segment, color: bool) -> str:
-    """A segment whose source gave the text of its tokens, and no ids."""
-    tokens = segment.tokens if segment.tokens is not None else ("\ufffd",) * len(segment.ids)
-    entropies = segment.entropies if color and segment.is_model and segment.entropies else (0.0,) * len(tokens)
-    return "".join(map(_colored, tokens, entropies))
+def _pieces(s: Segment, texts: TokenBytes | None, color: bool) -> Iterator[tuple[str, float]]:
+    """The text of a segment, printable, in pieces with their entropies: a token each, or one character's tokens."""
+    entropies = s.entropies if color and s.is_model and s.entropies else (0.0,) * len(s.ids)
+    if s.tokens is not None or texts is None:
+        tokens = s.tokens if s.tokens is not None else ("\ufffd",) * len(s.ids)
+        yield from ((_plain(text), h) for text, h in zip(tokens, entropies, strict=True))
+        return
+    pending, highest = b"", 0.0
+    for i, token in enumerate(s.ids):
+        pending += texts(token)
+        highest = max(highest, entropies[i])
+        try:
+            text = pending.decode("utf-8")
+        except UnicodeDecodeError:
+            if len(pending) < 4 and i + 1 < len(s.ids):
+                continue  # a character that lies across tokens
+            text = pending.decode("utf-8", "replace")
+        yield _plain(text), highest
+        pending, highest = b"", 0.0
 
 
-def _shaded(tokenizer: Any, ids: Sequence[int], entropies: Sequence[float]) -> str:
-    out = []
-    pending: list[int] = []
-    entropy = 0.0
-    for i, token in enumerate(ids):
-        pending.append(token)
-        entropy = max(entropy, entropies[i])
-        text = tokenizer.decode(pending)
-        if text.endswith("\ufffd") and len(pending) < 4 and i + 1 < len(ids):
-            continue  # a character that lies across tokens
-        out.append(_colored(text, entropy))
-        pending, entropy = [], 0.0
-    return "".join(out)
-
-
-def _colored(text: str, entropy: float) -> str:
+def _shaded(text: str, entropy: float) -> str:
     shade = SHADES[sum(entropy > limit for limit in SHADE_NATS)]
-    return _plain(text) if shade is None else f"\x1b[38;5;16;48;5;{shade}m{_plain(text)}\x1b[0m"
+    return text if shade is None or not text else f"\x1b[38;5;16;48;5;{shade}m{text}\x1b[0m"
+
+
+def _wrapped(pieces: list[tuple[str, float]], width: int) -> list[str]:
+    """The pieces in lines of at most `width` characters, broken before a word where one begins."""
+    from rich.cells import cell_len
+
+    lines, used = [""], 0
+    for text, entropy in pieces:
+        for part in re.findall(r" *[^ ]+| +", text):
+            if used + cell_len(part) > width and used:
+                lines.append("")
+                used, part = 0, part.lstrip(" ")
+            while cell_len(part) > width:
+                lines[-1] += _shaded(part[:width], entropy)
+                lines.append("")
+                part = part[width:]
+            lines[-1] += _shaded(part, entropy)
+            used += cell_len(part)
+    return lines
