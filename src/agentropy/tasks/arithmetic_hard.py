@@ -91,15 +91,15 @@ HARD_WEIGHTS: Mapping[str, float] = {
     "larger": 0.05,
     "parity": 0.05,
     "word": 0.05,
-    "mul": 0.05,
-    "addsub": 0.05,
-    "look": 0.10,
-    "look 2": 0.10,
+    "mul": 0.04,
+    "addsub": 0.03,
+    "look": 0.07,
+    "look 2": 0.08,
     "look 3": 0.06,
     "price": 0.16,
-    "price 3": 0.14,
-    "price 4": 0.06,
+    "price 3": 0.16,
+    "price 4": 0.12,
     "both": 0.08,
 }
-"""Share of each kind at the hard level: 20 % need no tool, 20 % one call, 34 % two, 20 % three, 6 % four."""
+"""Share of each kind at the hard level: 20 % need no tool, 14 % one call, 32 % two, 22 % three, 12 % four."""
 HARD_KINDS: Mapping[str, Callable[[random.Random], Problem]] = {k: (dict(KINDS) | dict(_NEW))[k] for k in HARD_WEIGHTS}

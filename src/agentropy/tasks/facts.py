@@ -197,7 +197,7 @@ _LONG_CHAINS: Mapping[int, Sequence[tuple[str, ...]]] = {
 """Chains where four searches in a row are asked for too. No relation comes twice in a chain."""
 NEED_WEIGHTS: Mapping[int, float] = {0: 0.25, 1: 0.35, 2: 0.30, 3: 0.10}
 """Share of questions by the searches that they need."""
-HARD_NEED_WEIGHTS: Mapping[int, float] = {0: 0.12, 1: 0.16, 2: 0.34, 3: 0.24, 4: 0.14}
+HARD_NEED_WEIGHTS: Mapping[int, float] = {0: 0.10, 1: 0.12, 2: 0.28, 3: 0.28, 4: 0.22}
 """As `NEED_WEIGHTS`, at the hard level."""
 
 

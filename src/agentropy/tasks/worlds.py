@@ -136,7 +136,7 @@ def _facts(
     )
 
     name, hard = _named("facts", level), level == "hard"
-    kb = knowledge_base(knowledge_seed, people, (0.5 if hard else 0.0) if distractors is None else distractors)
+    kb = knowledge_base(knowledge_seed, people, (0.75 if hard else 0.0) if distractors is None else distractors)
     weights = HARD_NEED_WEIGHTS if hard else NEED_WEIGHTS
     if needs is not None:
         weights = {need: float(weight) for need, weight in enumerate(needs) if weight}
