@@ -51,9 +51,8 @@ def evaluations(out: Path) -> dict[str, Any]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A reduced study from nothing to its report: two methods, two seeds. Its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("study")
-    file = write(
-        folder / "study.yaml", variants=["grpo", "tao-rl"], seeds=2, base=SMALL, jobs=2, out=str(folder / "out")
-    )
+    keys = {"variants": ["grpo", "tao-rl"], "seeds": 2, "base": SMALL, "jobs": 2, "validation": True}
+    file = write(folder / "study.yaml", **keys, out=str(folder / "out"))
     finished = subprocess.run(command(str(file)), capture_output=True, text=True, timeout=300)
     return folder, finished
 
@@ -76,12 +75,31 @@ def test_a_reduced_study_from_nothing_to_its_report(done: tuple[Path, subprocess
     for run in out.glob("runs/default/*/seed-?"):
         assert not (run / "checkpoints").exists()
         assert not (run / "model").exists()
-        assert (run / "trajectories" / "test-after.jsonl").is_file()
+        assert (run / "trajectories" / "validation-after.jsonl").is_file()
         assert not locked(run)
         record = json.loads((run / "environment.json").read_text())
         assert record["command"][1:3] == ["train", "--config"]
     for name in ("results.md", "results.csv", "index.html", "figures/reward-accuracy.svg"):
         assert (out / name).stat().st_size > 200
+
+
+@pytest.mark.timeout(300)
+def test_hyperparameters_are_chosen_on_the_validation_split(
+    done: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentropy.tasks.worlds import make_world
+    from agentropy.trajectory import read_jsonl
+
+    run = done[0] / "out" / "runs" / "default" / "grpo" / "seed-0"
+    validation = [t.id for t in make_world("arithmetic").tasks.split("validation")[:3]]
+    for name in ("before", "after"):
+        asked = [t.question_id for t in read_jsonl(run / "trajectories" / f"validation-{name}.jsonl")]
+        assert asked == [question for question in validation for _ in range(2)]
+    assert not list(run.glob("trajectories/test-*"))
+    assert "of the validation split" in (done[0] / "out" / "results.md").read_text()
+    # What was measured before must compare with what is measured after.
+    assert main(["train", f"--resume={run}", "--evaluation.split=test"]) == 2
+    assert "--evaluation.split cannot change in a resumed run" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)
