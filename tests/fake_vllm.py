@@ -1,4 +1,4 @@
-"""A vLLM, an SGLang and a llama.cpp server in miniature: a real tiny model behind their forms of request and answer."""
+"""A vLLM and an SGLang server in miniature: a real tiny model behind their forms of request and answer."""
 
 from __future__ import annotations
 
@@ -38,20 +38,18 @@ class TinyServer:
     max_logprobs: int = 97
     names_only: bool = False
     """An older vLLM: ids only as the names of the tokens."""
+    deaf: bool = False
+    """It does not know stop tokens."""
 
     def __call__(self, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Any:
         if path == "/v1/models":
             entry = {"id": "tiny", "owned_by": self.kind.replace(".", ""), "max_model_len": self.window}
             return {"object": "list", "data": [entry]}
-        if path == "/props":
-            return {"default_generation_settings": {"n_ctx": self.window}}
         assert body is not None
         if (self.kind, path) == ("vllm", "/v1/completions"):
             return self._vllm(body)
         if (self.kind, path) == ("sglang", "/generate"):
             return self._sglang(body)
-        if (self.kind, path) == ("llama.cpp", "/completion"):
-            return self._llama(body)
         raise Refuse(404, {"detail": "Not Found"})
 
     def _vllm(self, body: dict[str, Any]) -> Any:
@@ -63,7 +61,7 @@ class TinyServer:
         if len(body["prompt"]) + body["max_tokens"] > self.window:
             text = f"This model's maximum context length is {self.window} tokens. However, you requested more."
             raise Refuse(400, {"error": {"message": text, "code": 400}})
-        stops = (set(body.get("stop_token_ids", [])), body.get("stop", []))
+        stops = (set() if self.deaf else set(body.get("stop_token_ids", [])), body.get("stop", []))
         rows, cut = self._sample(
             body["prompt"], body["max_tokens"], body["temperature"], body["seed"], stops, body["logprobs"]
         )
@@ -100,23 +98,6 @@ class TinyServer:
             "output_top_logprobs": [[[q, j, None] for j, q in top] for _, _, top in rows],
         }
         return {"text": self.tokenizer.decode(ids), "output_ids": ids, "meta_info": meta}
-
-    def _llama(self, body: dict[str, Any]) -> Any:
-        # It knows no stop tokens beside the model's own, and goes on behind ours.
-        rows, cut = self._sample(
-            body["prompt"], body["n_predict"], body["temperature"], body["seed"], (set(), body["stop"]), body["n_probs"]
-        )
-        ids = [i for i, _, _ in rows]
-        tokens = [
-            {"id": i, "logprob": p, "top_logprobs": [{"id": j, "logprob": q} for j, q in top]} for i, p, top in rows
-        ]
-        return {
-            "content": self.tokenizer.decode(ids),
-            "tokens": ids,
-            "stop_type": "limit" if cut else "word",
-            "tokens_evaluated": len(body["prompt"]),
-            "completion_probabilities": tokens,
-        }
 
     def _sample(
         self, prompt: list[int], count: int, temperature: float, seed: int, stops: tuple[set[int], list[str]], top: int

@@ -388,7 +388,7 @@ def test_a_key_that_is_refused_ends_the_run_at_once() -> None:
         async with serve(brain, delay=0.01) as served:
             with pytest.raises(UserError, match=r"refuses the API key \(HTTP 401: Incorrect API key provided"):
                 await chatting(served.url, api_key="wrong")
-            policy = await chatting(served.url, api_key="right", concurrency=2)
+            policy = await chatting(served.url, api_key=" right\n", concurrency=2)
             await roll(policy, attempts_of(1))
             brain.key = "another"
             began = len(served.bodies)
@@ -497,6 +497,16 @@ def test_what_cannot_work_is_said_when_connecting() -> None:
         raise Refuse(503, {"error": {"message": "Loading model"}})
 
     refused(broken, "HTTP 503: Loading model; tried 2 times", patience=few)
+    refused(Multiplier(), "holds characters that no key has", api_key="a\nb")
+
+    def elsewhere(path: str, body: Any, headers: dict[str, str]) -> Any:
+        raise Refuse(308, {"detail": "Permanent Redirect"})
+
+    refused(elsewhere, "HTTP 308: Permanent Redirect")
+    with pytest.raises(UserError, match="is no URL"):
+        connect("http://[::x]:80")
+    with pytest.raises(UserError, match=r"is no URL|no server at"):
+        connect("http://localhost:99999")
     for url in ("ftp://x", "localhost:80", "http://"):
         with pytest.raises(UserError, match="starts with http"):
             connect(url)

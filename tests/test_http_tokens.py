@@ -86,7 +86,7 @@ def local(params: SamplingParams, stop: Stop) -> list[Generation]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_greedy_turns_are_those_of_the_local_engine(kind: str) -> None:
     params, stop = SamplingParams(0.0, max_new_tokens=30), Stop(frozenset({40, 41, 42}), ("a", "zz"))
     expected = local(params, stop)
@@ -168,18 +168,18 @@ def test_every_sampling_field_is_said_so_that_generation_config_json_counts_for_
 
 
 def test_ids_behind_a_stop_are_dropped() -> None:
-    """llama.cpp knows no stop tokens but its own: it goes on, and the turn ends where it must."""
+    """A server that does not know our stop tokens goes on, and the turn ends where it must."""
     stop = Stop(frozenset(range(5, 11)))
-    params = SamplingParams(1.0, max_new_tokens=60)
+    params = SamplingParams(1.0, max_new_tokens=40)
 
     async def work(policy: HttpPolicy, served: Served) -> None:
         for turn in await turns(policy, [0, 1, 2], params, stop):
             assert turn.finish == "stop"
             assert turn.ids[-1] in stop.token_ids
             assert not stop.token_ids.intersection(turn.ids[:-1])
-            assert len(turn.ids) == len(turn.logprobs) == len(turn.entropies) < 60
+            assert len(turn.ids) == len(turn.logprobs) == len(turn.entropies) < 40
 
-    connected(server("llama.cpp", window=400), work)
+    connected(server(deaf=True), work)
 
 
 def test_limits_and_windows() -> None:
@@ -290,7 +290,7 @@ def test_trees_grow_over_http() -> None:
 
 
 def test_one_call_in_five_fails_and_no_answer_differs() -> None:
-    attempts, params = attempts_of(12, 2), SamplingParams(max_new_tokens=12)
+    attempts, params = attempts_of(9, 2), SamplingParams(max_new_tokens=10)
     expected = connected(server(), lambda policy, _: roll(policy, rollout, attempts, params))
     faults = Faults(every=5, stall=9.0)
     patience = dataclasses.replace(QUICK, timeout=2.5)

@@ -31,6 +31,8 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
+_PROBE_TOKENS = 16
+"""Of chat: some models that think refuse a limit so low that they cannot begin."""
 _PROBE_IDS = (1, 2, 3, 4)
 
 
@@ -49,8 +51,8 @@ def connect(
 
     Returns one of two:
 
-    * `HttpPolicy` where the server samples from token ids and gives back those it sampled (vLLM, SGLang, llama.cpp). It
-      is a `policies.base.Policy`: give it to `rollout.loop.Agent` with a protocol bound to its `tokenizer`, and use
+    * `HttpPolicy` where the server samples from token ids and gives back those it sampled (vLLM, SGLang). It is a
+      `policies.base.Policy`: give it to `rollout.loop.Agent` with a protocol bound to its `tokenizer`, and use
       `rollout.loop.rollout` or the branching rollouts.
     * `ChatPolicy` for everything else: give it to `rollout.chat.ChatAgent` and use `rollout.chat.rollout_chat`.
 
@@ -79,7 +81,7 @@ def connect(
         raise UserError(f"concurrency is {concurrency}, must be at least 1")
     if not 1 <= top_logprobs <= 100_000:
         raise UserError(f"top_logprobs is {top_logprobs}, must be at least 1")
-    root = server_root(url)
+    root, api_key = server_root(url), _clean(api_key)
     with _Probe(root, api_key, patience) as probe:
         server = _look(probe, model)
         client = Client(root, api_key, concurrency, patience)
@@ -90,6 +92,14 @@ def connect(
                 return found
             why = found
         return _chat(probe, server, client, top_logprobs, why)
+
+
+def _clean(key: str | None) -> str | None:
+    """A key without the line break that a file or a shell left at its end."""
+    key = (key or "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise UserError("the API key holds characters that no key has: check --api-key-env")
+    return key or None
 
 
 def server_root(url: str) -> str:
@@ -119,6 +129,10 @@ class _Probe:
     def __init__(self, root: str, key: str | None, patience: Patience) -> None:
         import httpx
 
+        try:
+            httpx.URL(root)
+        except httpx.InvalidURL as error:
+            raise UserError(f"{root} is no URL: {error}") from None
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         limit = httpx.Timeout(patience.timeout, connect=min(10.0, patience.timeout))
         self.root = root
@@ -144,12 +158,8 @@ class _Probe:
                     f"no server at {self.root} ({error}): start it first, or check --server; docs/policies.md has "
                     "the commands"
                 ) from None
-            except httpx.UnsupportedProtocol as error:
-                raise UserError(f"{self.root}: {error}") from None
             except httpx.HTTPError as error:
                 failure = Retry("connection", f"{type(error).__name__}: {error}".rstrip(": "))
-            except httpx.InvalidURL as error:
-                raise UserError(f"{self.root} is no URL: {error}") from None
             else:
                 if response.status_code == 200:
                     try:
@@ -310,7 +320,9 @@ def _mode(gap: float, gap_at_half: float) -> tuple[LogprobsMode, str]:
 
 def _chat(probe: _Probe, server: _Server, client: Client, top: int, why: str) -> ChatPolicy:
     """Find out which fields the server takes, by asking for one token."""
-    family: Family = "vllm" if server.kind in WIRES else "transformers" if server.kind == TRANSFORMERS else "openai"
+    family: Family = (
+        "vllm" if server.kind in _KINDS.values() else "transformers" if server.kind == TRANSFORMERS else "openai"
+    )
     features = ChatFeatures(top=top, family=family)
     turn = None
     for _ in range(8):
@@ -364,7 +376,7 @@ def _say(
     probe: _Probe, model: str, features: ChatFeatures, temperature: float, tools: Sequence[Mapping[str, Any]] = ()
 ) -> ChatTurn:
     messages = [{"role": "user", "content": "Say a word."}]
-    params = SamplingParams(temperature, max_new_tokens=1)
+    params = SamplingParams(temperature, max_new_tokens=_PROBE_TOKENS)
     return read_turn(probe.ask("/v1/chat/completions", chat_request(model, messages, tools, params, 0, (), features)))
 
 

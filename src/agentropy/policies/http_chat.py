@@ -248,9 +248,9 @@ def _call(value: Any, index: int) -> ChatCall:
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadAnswer("a tool call has no function with a name")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        raise BadAnswer("a tool call's arguments are no text")
+    arguments = function.get("arguments") or ""
+    if not isinstance(arguments, str):  # the object itself, as some servers give it
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return ChatCall(str(value.get("id") or f"call_{index}"), function["name"], arguments)
 
 
@@ -271,7 +271,7 @@ def _token(value: Any) -> ChatToken:
     return ChatToken(
         data=bytes(data) if good and data else text.encode("utf-8", "replace"),
         text=text,
-        logprob=log_probability(value.get("logprob"), "logprobs.content"),
+        logprob=None if (p := value.get("logprob")) is None else log_probability(p, "logprobs.content"),
         entropy=None,
         alternatives=tuple((str(a.get("token", "")), log_probability(a.get("logprob"), "top_logprobs")) for a in top),
     )

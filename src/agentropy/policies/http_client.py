@@ -210,6 +210,8 @@ class Retry:
 def judge(response: httpx.Response, root: str) -> Retry:
     """A failure that may go away, from an answer with another status than 200; raises what will not."""
     status, message = response.status_code, error_text(response)
+    if "location" in response.headers:
+        message += f" (it is at {response.headers['location']})"
     if status in (401, 403):
         raise UserError(f"{root} refuses the API key (HTTP {status}: {message}): check --api-key-env")
     if status == 402 or (status == 429 and "insufficient_quota" in response.text):

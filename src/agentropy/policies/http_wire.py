@@ -1,12 +1,14 @@
-"""How the three servers that sample from token ids are asked, and what they answer. Pure functions, no connections.
+"""How the servers that sample from token ids are asked, and what they answer. Pure functions, no connections.
 
 | wire | path | log-probabilities are those of |
 |---|---|---|
 | `vllm` | `/v1/completions` with `return_token_ids` | the raw logits, unless started with another `--logprobs-mode` |
 | `sglang` | `/generate` | the logits divided by the temperature, unless told otherwise by its environment |
-| `llama.cpp` | `/completion` with `return_tokens` | the raw logits |
 
 Which of the two a server gives is measured when it is connected (`http.connect`), not believed.
+
+llama.cpp samples from ids too and gives ids back, but no log-probabilities of tokens inside a character of several
+bytes, nor of those of a stop string; so it is used through chat.
 """
 
 from __future__ import annotations
@@ -193,62 +195,9 @@ def _triples(value: Any, name: str) -> list[list[Any]]:
     return [list(v) for v in value]
 
 
-# -- llama.cpp --------------------------------------------------------------------------------------------------------
-
-
-def _llama_request(
-    model: str, ids: Sequence[int], params: SamplingParams, stop: Stop, seed: int, top: int
-) -> dict[str, Any]:
-    return {
-        "prompt": list(ids),
-        "n_predict": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": 0.0,
-        "typical_p": 1.0,
-        "repeat_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "samplers": ["top_k", "top_p", "temperature"] if params.top_k or params.top_p < 1 else ["temperature"],
-        "seed": seed % 2**31,
-        "n_probs": top,
-        "post_sampling_probs": False,
-        "return_tokens": True,
-        "cache_prompt": True,
-        "stop": list(stop.strings),
-        "stream": False,
-    }
-
-
-def _llama_read(answer: Any, prompt: Sequence[int]) -> Sampled:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("completion_probabilities"), list):
-        raise BadAnswer("completion_probabilities is missing")
-    tokens = answer["completion_probabilities"]
-    if not all(isinstance(t, Mapping) and isinstance(t.get("top_logprobs"), list) for t in tokens):
-        raise BadAnswer("completion_probabilities lacks top_logprobs")
-    ids = _ids([t.get("id") for t in tokens], "completion_probabilities[].id")
-    given = answer.get("tokens")
-    if given and tuple(given)[: len(ids)] != ids[: len(given)]:
-        raise BadAnswer("tokens and completion_probabilities differ")
-    alternatives = tuple(
-        _numbers([a.get("logprob") for a in t["top_logprobs"] if isinstance(a, Mapping)], 1, "top_logprobs")
-        for t in tokens
-    )
-    return Sampled(
-        ids,
-        _numbers([t.get("logprob") for t in tokens], 0, "completion_probabilities[].logprob"),
-        alternatives,
-        answer.get("stop_type") == "limit",
-        int(answer.get("tokens_evaluated") or len(prompt)),
-        str(answer.get("content") or ""),
-    )
-
-
 WIRES = {
     "vllm": Wire("vllm", "/v1/completions", _vllm_request, _vllm_read),
     "sglang": Wire("sglang", "/generate", _sglang_request, _sglang_read),
-    "llama.cpp": Wire("llama.cpp", "/completion", _llama_request, _llama_read),
 }
 
 
@@ -259,7 +208,8 @@ def first_choice(answer: Any) -> Mapping[str, Any]:
     """`choices[0]` of OpenAI's APIs. Raises BadAnswer."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise BadAnswer("choices is missing")
+        error = answer.get("error") if isinstance(answer, Mapping) else None
+        raise BadAnswer(f"choices is missing{f' ({str(error)[:200]})' if error else ''}")
     return choices[0]
 
 

@@ -19,7 +19,14 @@ from agentropy.policies.http_chat import ChatCall, ChatPolicy, ChatTurn, Message
 from agentropy.protocols import DIALECTS, answers
 from agentropy.protocols.calls import json_arguments
 from agentropy.protocols.hermes import BOXED_HINT, OPEN
-from agentropy.rollout.chat_segments import Split, place_of_call, prompt_segment, result_segment, turn_segments
+from agentropy.rollout.chat_segments import (
+    Split,
+    place_in_text,
+    place_of_call,
+    prompt_segment,
+    result_segment,
+    turn_segments,
+)
 from agentropy.rollout.chat_text import TextProtocol
 from agentropy.rollout.loop import Attempt, Grade, Limits, finish
 from agentropy.seeds import derive
@@ -209,9 +216,9 @@ class Style:
     def _read_text(self, turn: ChatTurn) -> Read:
         text = self.text.whole(turn.content, turn.finish, turn.stopped_by)
         read = self.text.read(text, turn.finish)
-        start = read.call_start if read.call_start < len(text.encode("utf-8", "replace")) else None
+        split = place_in_text(turn, text, read.call_start)
         message = {"role": "assistant", "content": text}
-        return Read(Split(start, text), read.calls, read.answer, [message], native=False)
+        return Read(split, read.calls, read.answer, [message], native=False)
 
     def results(self, turn: ChatTurn, read: Read, results: Sequence[ToolResult]) -> list[Message]:
         """The messages that bring a turn's results."""

@@ -21,16 +21,32 @@ _MARKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where the call of a turn begins in the bytes of its tokens.
+    """Where the call of a turn begins in the bytes of its tokens, or of `text` where no tokens were given.
 
     start: None where there is no call, or where no token that was given belongs to it
-    text: what counts of the turn, where that is not all that was sampled
-    known: False where some of the tokens belong to the call and nobody knows which
+    end: where what counts of the turn ends; None: it is all that was sampled
+    text: what counts of the turn's text; None: all
+    known: False where some of the tokens may belong to the call and nobody knows which
     """
 
     start: int | None
+    end: int | None = None
     text: str | None = None
     known: bool = True
+
+
+def place_in_text(turn: ChatTurn, text: str, start: int) -> Split:
+    """As `Split`, of a call that begins at the byte `start` of `text`: the turn's content up to its stop string."""
+    length = len(text.encode("utf-8", "replace"))
+    call = start if start < length else None
+    data = b"".join(t.data for t in turn.tokens or ())
+    if not data:
+        return Split(call, length, text)
+    # Servers take thoughts out of the text, and white space off its ends.
+    base = data.find(turn.content.encode("utf-8", "replace"), len(turn.reasoning.strip().encode("utf-8", "replace")))
+    if base < 0:
+        return Split(None, None, text, known=call is None)
+    return Split(None if call is None else base + call, base + length, text)
 
 
 def place_of_call(turn: ChatTurn) -> Split:
@@ -60,7 +76,7 @@ def place_of_call(turn: ChatTurn) -> Split:
 def turn_segments(turn: ChatTurn, split: Split, calls: Sequence[ToolCall]) -> list[Segment]:
     """The reasoning and the call of one turn; as in a trajectory with ids, no reasoning segment before a bare call."""
     if turn.tokens:
-        tokens = _kept(turn.tokens, split.text)
+        tokens = _kept(turn.tokens, split.end)
         cut = len(tokens) if split.start is None else _index(tokens, split.start)
         before, behind = _segment("reasoning", tokens[:cut], split.known), tokens[cut:]
         if calls and not behind:
@@ -93,17 +109,16 @@ def result_segment(shown: Sequence[ToolResult], results: Sequence[ToolResult]) -
     return Segment("result", (0,), results=tuple(results), tokens=("\n".join(r.content for r in shown),))
 
 
-def _kept(tokens: Sequence[ChatToken], text: str | None) -> Sequence[ChatToken]:
-    """The tokens up to the one that completes the text that counts; all where the text covers them."""
-    if text is None:
+def _kept(tokens: Sequence[ChatToken], end: int | None) -> Sequence[ChatToken]:
+    """The tokens up to the one that completes what counts; all where that is everything."""
+    if end is None:
         return tokens
-    length, at = len(text.encode("utf-8", "replace")), 0
+    at = 0
     for i, token in enumerate(tokens):
         at += len(token.data)
-        if at >= length:
-            last = i + 1
-            # An end token behind the text was sampled too, and nothing stands behind it.
-            return tokens[: last + 1] if last + 1 == len(tokens) else tokens[:last]
+        if at >= end:
+            # An end token right behind the text was sampled too, and nothing stands behind it.
+            return tokens if i + 2 == len(tokens) else tokens[: i + 1]
     return tokens
 
 
