@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentropy.analysis.report import write_report
+from agentropy.analysis.report.serve import LivePage, make_server
 from agentropy.batch import make_batch
 from agentropy.methods import make_method
 from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory, read_jsonl, write_jsonl
@@ -464,3 +466,42 @@ def test_unusual_files(chromium: Any, tmp_path: Path) -> None:
         assert "Nothing has come out yet" in t.page.inner_text("#main")
         t.page.keyboard.press("t")
         assert "no trajectories yet" in t.page.inner_text("#list")
+
+
+def test_a_live_page_keeps_up_and_keeps_its_place(chromium: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    server = make_server(LivePage(run), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/"
+    try:
+        with tab(chromium, allowed=address) as t:
+            t.page.goto(address)
+            from playwright.sync_api import expect
+
+            expect(t.page.locator(".waiting")).to_contain_text("there is no such run yet")
+            make_run(run, steps=4)
+            late = run / "trajectories" / "step-000004.jsonl"
+            later = late.read_bytes()
+            late.unlink()
+            expect(t.page.locator("#title")).to_have_text("run")
+            t.page.keyboard.press("t")
+            t.page.keyboard.press("j")
+            opened = t.page.locator("#viewer .id").inner_text()
+            expect(t.page.locator("#found")).to_contain_text("84 trajectories")
+            t.page.fill("#search", "reed")
+            t.page.wait_for_timeout(400)
+            t.page.locator(".tokens").first.focus()
+            t.page.keyboard.press("ArrowRight")
+            late.write_bytes(later)
+            expect(t.page.locator("#found")).to_contain_text("of 104 trajectories")
+            assert t.page.locator("#viewer .id").inner_text() == opened
+            assert t.page.locator("#tip").is_visible()
+            assert t.page.input_value("#search") == "reed"
+            assert t.page.inner_text("#live") == "complete · step 4"
+            server.shutdown()
+            server.server_close()
+            expect(t.page.locator("#live")).to_have_text("the server is gone")
+            t.complaints.clear()  # the browser reports the refused connection
+    finally:
+        server.shutdown()
+        server.server_close()
