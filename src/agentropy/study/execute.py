@@ -28,7 +28,7 @@ POLL = 0.2
 PATIENCE = 120.0
 """Seconds that a stopped run has to save before it is killed."""
 RUN_MEMORY = 2 << 30
-"""Bytes that a run of an embedded agent is given; it takes about half of that."""
+"""Bytes that a run of an embedded agent is given, with its graders and sandboxes beside it."""
 
 
 def default_jobs(runs: Sequence[Run]) -> int:

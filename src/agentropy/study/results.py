@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from agentropy.config import RunConfig
 from agentropy.evaluation.metrics import bootstrap_questions, gradient_fluctuation
 from agentropy.study.plan import Run, Study
 from agentropy.study.spec import Column
 from agentropy.study.state import Found, find
 
 LEVEL = 0.95
+TRAINING_ONLY = {"method", "method_options", "seed", "steps", "out", "log", "optim", "loss", "checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def _table(study: Study, setting: str, columns: Sequence[Column], data: Mapping[
         differences.append(Differences(label, members, tuple(compared)))
     k = str(runs[0].config.evaluation.samples)
     labels = tuple((c.label or c.metric).replace("{k}", k) for c in columns)
-    before = _before(study, by_variant, columns)
+    before = _before(runs, by_variant, columns)
     return Table(setting, tuple(columns), labels, (*before, *rows), tuple(differences))
 
 
@@ -246,30 +248,33 @@ def _mean_by_seed(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {s: float(np.mean([v[s] for v in values])) for s in seeds}
 
 
-def _before(study: Study, by_variant: Mapping[str, Mapping[int, RunData]], columns: Sequence[Column]) -> list[Row]:
-    """What the agents could do before training: one row, or one a variant where they did not start from the same."""
+def _before(
+    runs: Sequence[Run], by_variant: Mapping[str, Mapping[int, RunData]], columns: Sequence[Column]
+) -> list[Row]:
+    """What the agents could do before training: one row, or several where variants do not start from the same agent."""
     starts: dict[str, list[str]] = {}
-    for variant, runs in by_variant.items():
-        if runs and any(d.before for d in runs.values()):
-            measured = {s: {k: v for k, v in d.before.items() if not k.startswith("time/")} for s, d in runs.items()}
-            same = next((name for name in starts if _agree(by_variant[name], measured)), None)
-            starts.setdefault(same or variant, []).append(variant)
+    for variant, config in {r.variant: r.config for r in runs}.items():
+        if any(d.before for d in by_variant[variant].values()):
+            starts.setdefault(_start(config), []).append(variant)
     rows = []
     for alike in starts.values():
         # The variant of those with the same start that has the most seeds speaks for them.
         speaker = max(alike, key=lambda v: len(by_variant[v]))
-        runs = by_variant[speaker]
+        data = by_variant[speaker]
         cells = tuple(
-            cell({s: d.before.get(c.metric, math.nan) for s, d in runs.items()}) if c.at == "after" else Cell({})
+            cell({s: d.before.get(c.metric, math.nan) for s, d in data.items()}) if c.at == "after" else Cell({})
             for c in columns
         )
         name = "before training" if len(starts) == 1 else f"before training: {', '.join(alike)}"
-        rows.append(Row(name, tuple(runs), cells, measured=speaker))
+        rows.append(Row(name, tuple(data), cells, measured=speaker))
     return rows
 
 
-def _agree(runs: Mapping[int, RunData], measured: Mapping[int, Mapping[str, float]]) -> bool:
-    return all(runs[s].before.get(k) == v for s, m in measured.items() if s in runs for k, v in m.items())
+def _start(config: RunConfig) -> str:
+    """Everything that an evaluation before training depends on, but for the seed."""
+    data = config.model_dump(mode="json", exclude=TRAINING_ONLY)
+    data["rollout"] = {k: v for k, v in data["rollout"].items() if k.startswith(("max_", "tool_"))}
+    return json.dumps(data, sort_keys=True)
 
 
 def _version_warnings(data: Mapping[str, RunData]) -> list[str]:
