@@ -15,9 +15,11 @@ from agentropy.tools import make_toolbox, python_tool
 from agentropy.trajectory import ToolCall, ToolResult
 
 
-def run(row: dict[str, Any], *codes: str, stateful: bool = False, fork_after: int | None = None) -> list[ToolResult]:
+def run(
+    row: dict[str, Any], *codes: str, stateful: bool = False, fork_after: int | None = None, timeout: float = 10.0
+) -> list[ToolResult]:
     async def main() -> list[ToolResult]:
-        box = make_toolbox([python_tool(stateful=stateful)])
+        box = make_toolbox([python_tool(stateful=stateful, timeout=timeout)])
         await box.start()
         try:
             session, _ = await box.open(row, 0)
@@ -75,6 +77,14 @@ def test_a_setup_that_fails_is_the_question_s_fault(stateful: bool) -> None:
         run({"setup": "1 / 0"}, "print(1)", stateful=stateful)
     with pytest.raises(UserError, match="a text, not dict"):
         run({"setup": {}}, "print(1)", stateful=stateful)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_setup_without_end_is_lost_not_the_agent_s_timeout(stateful: bool) -> None:
+    (result,) = run({"setup": "while True: pass"}, "print(1)", stateful=stateful, timeout=0.2)
+    assert result.status == "lost"
+    (result,) = run({"setup": "d = 1"}, "while d: pass", stateful=stateful, timeout=1.0)
+    assert result.status == "timeout"
 
 
 def test_task_files_may_have_setups(tmp_path: Path) -> None:

@@ -157,7 +157,10 @@ class PythonPart:
         self._check_setup(setup, await self.run_cell(session, setup))
 
     def _check_setup(self, setup: str, ran: Execution) -> None:
-        if self.result(ran).status != "ok":
+        status = self.result(ran).status
+        if status == "timeout":  # may be a busy machine's fault
+            raise ToolLost("the setup of a question took too long")
+        if status != "ok":
             shown = setup if len(setup) <= 80 else f"{setup[:80]}…"
             why = " ".join(ran.for_model(max_chars=400).split())
             raise UserError(f"the setup of a question fails in the python tool ({shown!r}): {why}")
