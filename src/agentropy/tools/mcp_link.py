@@ -139,8 +139,15 @@ class Connection:
         self._stop.set()
         if self._scope is not None and not self._ready.done():
             self._scope.cancel()  # a native cancel could cut the library's clearing up short
-        # Whoever waits here may be cancelled; the process is ended all the same.
-        await asyncio.shield(asyncio.gather(self._task, return_exceptions=True))
+        # Whoever waits here may be cancelled; the server is let go all the same.
+        ended = asyncio.gather(self._task, return_exceptions=True)
+        try:
+            async with asyncio.timeout(LIFE_SIGN):
+                await asyncio.shield(ended)
+        except TimeoutError:  # an HTTP server that hangs is told good-bye, and never answers
+            if self._scope is not None:
+                self._scope.cancel()
+            await asyncio.shield(ended)
         return self._stderr.finish() if self._stderr is not None else ""
 
     async def _live(self) -> None:
