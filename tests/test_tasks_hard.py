@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -157,6 +158,9 @@ def test_failures_and_lies_are_settings_of_every_level(name: str) -> None:
 def test_distractors_and_needs_are_settings() -> None:
     world = make_world("facts", needs=[0, 0, 0, 0, 1]).tasks
     assert {world.train(i).need for i in range(40)} == {4}
+    world = make_world("facts", level="hard", needs=[0, 0, 0, 1]).tasks
+    asked = {re.sub(r" (of|in|from|has|is) [A-Z].*", "", world.train(i).question) for i in range(150)}
+    assert any("friend of the boss" in a for a in asked), "chains of the hard level"
     world = make_world("facts", level="hard", needs=[0.5, 0.5]).tasks
     assert {world.train(i).need for i in range(60)} == {0, 1}
     hard = make_world("arithmetic", level="hard", kinds=["price 4", "look"]).tasks

@@ -139,7 +139,7 @@ def _facts(
     kb = knowledge_base(knowledge_seed, people, (0.75 if hard else 0.0) if distractors is None else distractors)
     weights = HARD_NEED_WEIGHTS if hard else NEED_WEIGHTS
     if needs is not None:
-        weights = {need: float(weight) for need, weight in enumerate(needs) if weight}
+        weights = dict.fromkeys(weights, 0.0) | {need: float(weight) for need, weight in enumerate(needs)}
 
     def tools(timeout: float) -> Sequence[Any]:
         from agentropy.tools.search import SearchIndex, search_tool
