@@ -14,8 +14,8 @@ class Task:
     """One question. `grader` names how an answer is scored (`math`, `f1`, `em`, `code`, …) against any of `answers`.
 
     `kind` groups questions in tables. `need` is the least number of tool calls that a sure answer takes (0, 1, …), None
-    where nobody knows. `row` is what a stateful tool's `reset(**row)` gets; its `setup` is code that the Python tool runs
-    before the agent's.
+    where nobody knows. `row` is what a stateful tool's `reset(**row)` gets; its `setup` is code that the Python tool
+    runs before the agent's.
     """
 
     id: str
