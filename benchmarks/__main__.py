@@ -18,6 +18,7 @@ COMMANDS = {
     "logprob": ["benchmarks/logprob.py"],
     "grading": ["benchmarks/grading.py"],
     "trl": ["-m", "benchmarks.trl"],
+    "analyze": ["benchmarks/analyze.py"],
 }
 
 

@@ -6,6 +6,7 @@ Long files in the project's own format are cut into pieces at line ends and read
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import os
@@ -221,7 +222,7 @@ def read_pieces(
             yield from _whole(index, source, options, sample, model)
         return
     # Not forked: the parent may have threads.
-    with ProcessPoolExecutor(workers, mp_context=_context(), initializer=_single_thread) as pool:
+    with ProcessPoolExecutor(workers, mp_context=_context(), initializer=_start_worker) as pool:
         for index, source in enumerate(sources):
             if source.format == "agentropy" and source.path.suffix != ".json":
                 yield from _parallel(pool, workers, index, source, options, sample, model, piece_bytes)
@@ -235,10 +236,11 @@ def _context() -> Any:
     return multiprocessing.get_context("spawn")
 
 
-def _single_thread() -> None:
+def _start_worker() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.disable()  # what is read has no cycles, and looking for them takes a fifth of the time
 
 
 def _size(path: Path) -> int:

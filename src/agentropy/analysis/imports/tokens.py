@@ -96,21 +96,27 @@ def _estimates(
     alternatives: Sequence[tuple[tuple[str, float], ...]],
     given: Sequence[float | None],
 ) -> list[float]:
-    """Entropies estimated from the alternatives and the sampled token itself, exact ones where they were given."""
+    """Entropies estimated from the alternatives, exact ones where they were given.
+
+    The sampled token is counted apart where it is not among the likeliest, or the least of them: some servers add it to
+    them, and the tail must not begin at it.
+    """
     import torch
 
-    from agentropy.algorithms.entropy import entropy_from_top_k
+    from agentropy.algorithms.estimates import entropy_with_tail
 
-    rows = []
+    rows, apart = [], []
     for piece, logprob, likely in zip(pieces, own, alternatives, strict=True):
         text = as_text(piece)
-        row = [value for _, value in likely]
-        if all(name != text for name, _ in likely):
-            row.append(logprob)
-        rows.append(row)
+        row = sorted((value for name, value in likely if name != text), reverse=True)
+        among = any(name == text for name, _ in likely) and (not row or logprob > row[-1])
+        rows.append([*row, logprob] if among else row)
+        apart.append(NOTHING if among else logprob)
     width = max(map(len, rows))
     padded = torch.tensor([row + [NOTHING] * (width - len(row)) for row in rows], dtype=torch.float64)
-    estimates = entropy_from_top_k(padded).tolist()
+    alone = torch.tensor(apart, dtype=torch.float64).exp()
+    rest = 1.0 - padded.exp().sum(-1) - alone
+    estimates = (entropy_with_tail(padded, rest) + torch.special.entr(alone)).tolist()
     return [e if h is None else h for e, h in zip(estimates, given, strict=True)]
 
 
