@@ -305,7 +305,7 @@ def test_one_call_in_five_fails_and_no_answer_differs(style: str) -> None:
     async def main() -> None:
         faults = Faults(every=5, stall=9.0)
         async with serve(brain) as served:
-            policy = await chatting(served.url, patience=dataclasses.replace(QUICK, timeout=2.5), concurrency=16)
+            policy = await chatting(served.url, patience=dataclasses.replace(QUICK, timeout=2.5), concurrency=6)
             served.faults = faults
             got = await roll(policy, attempts)
             await policy.aclose()

@@ -307,7 +307,8 @@ def test_one_call_in_five_fails_and_no_answer_differs() -> None:
         assert usage.requests == sum(1 for t in out for s in t.segments if s.kind == "result") + len(out)
         return out
 
-    got = connected(server(), work, faults, patience)
+    # Few at once: on a busy machine the model behind the server takes its time, and that is no fault to count.
+    got = connected(server(), work, faults, patience, concurrency=2)
     assert [bare(t) for t in got] == [bare(t) for t in expected]
 
 
