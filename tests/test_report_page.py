@@ -478,29 +478,29 @@ def test_a_live_page_keeps_up_and_keeps_its_place(chromium: Any, tmp_path: Path)
             t.page.goto(address)
             from playwright.sync_api import expect
 
-            expect(t.page.locator(".waiting")).to_contain_text("there is no such run yet")
+            expect(t.page.locator(".waiting")).to_contain_text("there is no such run yet", timeout=40_000)
             make_run(run, steps=4)
             late = run / "trajectories" / "step-000004.jsonl"
             later = late.read_bytes()
             late.unlink()
-            expect(t.page.locator("#title")).to_have_text("run")
+            expect(t.page.locator("#title")).to_have_text("run", timeout=40_000)
             t.page.keyboard.press("t")
             t.page.keyboard.press("j")
             opened = t.page.locator("#viewer .id").inner_text()
-            expect(t.page.locator("#found")).to_contain_text("84 trajectories")
+            expect(t.page.locator("#found")).to_contain_text("84 trajectories", timeout=40_000)
             t.page.fill("#search", "reed")
             t.page.wait_for_timeout(400)
             t.page.locator(".tokens").first.focus()
             t.page.keyboard.press("ArrowRight")
             late.write_bytes(later)
-            expect(t.page.locator("#found")).to_contain_text("of 104 trajectories")
+            expect(t.page.locator("#found")).to_contain_text("of 104 trajectories", timeout=40_000)
             assert t.page.locator("#viewer .id").inner_text() == opened
             assert t.page.locator("#tip").is_visible()
             assert t.page.input_value("#search") == "reed"
             assert t.page.inner_text("#live") == "complete · step 4"
             server.shutdown()
             server.server_close()
-            expect(t.page.locator("#live")).to_have_text("the server is gone")
+            expect(t.page.locator("#live")).to_have_text("the server is gone", timeout=40_000)
             t.complaints.clear()  # the browser reports the refused connection
     finally:
         server.shutdown()
