@@ -20,6 +20,8 @@ import yaml
 
 from agentropy.cli import main
 from chat_brain import Multiplier
+from engine_models import tiny_model
+from fake_vllm import TinyServer, ascii_tokenizer
 from faulty_server import Faults, Served, serve
 
 WORLD = ["eval", "--world", "arithmetic", "--limit", "8", "--samples", "2", "--max-slots", "2"]
@@ -340,3 +342,22 @@ def test_a_file_that_somebody_broke(tmp_path: Path, capsys: pytest.CaptureFixtur
         json.loads(first)["trajectory_id"],
         json.loads(second)["trajectory_id"],
     ]
+
+
+def test_token_ids_of_a_server_are_those_of_the_local_engine(tmp_path: Path) -> None:
+    """Greedy, with the same tiny model on both sides: every id is the same, and so is every score."""
+    model, tokenizer, folder = tiny_model("qwen3"), ascii_tokenizer(), tmp_path / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    asked = ["--tasks", str(questions(tmp_path, *"abcde")), "--protocol", "fence", "--protocol-option", "instruction=x"]
+    asked += ["--temperature", "0", "--max-new-tokens", "12", "--max-context", "150"]
+    assert run(*asked, "--model", str(folder), "--out", str(tmp_path / "local")) == 0
+    with server(TinyServer(model, tokenizer)) as served:
+        engine = ["--server", served.url, "--model", "tiny", "--api", "completions", "--tokenizer", str(folder)]
+        assert run(*asked, *engine, "--concurrency", "3", "--out", str(tmp_path / "remote")) == 0
+    here, there = ({t["trajectory_id"]: t for t in kept(tmp_path / d)} for d in ("local", "remote"))
+    assert {i: [s["ids"] for s in t["segments"]] for i, t in here.items()} == {
+        i: [s["ids"] for s in t["segments"]] for i, t in there.items()
+    }
+    assert results(tmp_path / "local", "g.jsonl")["scores"] == results(tmp_path / "remote", "g.jsonl")["scores"]
+    assert {t["entropy_kind"] for t in there.values()} == {"top-k"}
