@@ -41,6 +41,7 @@ from agentropy.integrations.trl_rollout import (
     reward_sources,
     row_id,
     surroundings,
+    task_of,
 )
 from agentropy.integrations.trl_update import rescored, update_metrics, weigh
 from agentropy.methods.base import Method
@@ -176,9 +177,9 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._any_environment: Any = None
         if hasattr(self.train_dataset, "__getitem__"):  # what no protocol can render shows here, not in a run
             row = self.train_dataset[0]
-            turn, question = question_of(row["prompt"])
-            specs = self._sampler.place_of(row).toolbox.specs
-            dialect.prompt(question, specs, system if turn is None else turn)
+            place, (turn, _) = self._sampler.place_of(row), question_of(row["prompt"])
+            task = task_of(row, "", place, grader, answer_column)
+            dialect.prompt(task.question, place.toolbox.specs, system if turn is None else turn)
         atexit.register(self.close)
 
     def _check_processes(self) -> None:

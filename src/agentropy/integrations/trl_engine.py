@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,6 +19,21 @@ from agentropy.trajectory import Trajectory
 
 T = TypeVar("T")
 DEFAULT_TURNS = 5
+
+
+@contextlib.contextmanager
+def _plain_forward(model: Any) -> Iterator[None]:
+    """Without the casts that accelerate puts around a model's forward for mixed precision: the engine runs the layers
+    below it, in the precision of the weights, and compares itself with the whole."""
+    wrapped, original = model.__dict__.get("forward"), model.__dict__.get("_original_forward")
+    if original is None:
+        yield
+        return
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 class Engine:
@@ -65,7 +81,8 @@ class Engine:
             self._policy = VllmPolicy(trainer.vllm_generation, tokenizer, info)
         else:
             name = str(getattr(model.config, "_name_or_path", "")) or "model"
-            self._policy = LocalPolicy(model, tokenizer, max_slots=self._max_slots, max_context=context, name=name)
+            with _plain_forward(model):
+                self._policy = LocalPolicy(model, tokenizer, max_slots=self._max_slots, max_context=context, name=name)
         return self._policy
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
