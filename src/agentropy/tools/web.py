@@ -72,7 +72,7 @@ class SearxNG:
             parts = httpx.URL(url)
         except httpx.InvalidURL:
             parts = httpx.URL()
-        if parts.scheme not in ("http", "https") or not parts.host:
+        if parts.scheme not in ("http", "https") or not parts.host or "%" in parts.host:
             raise UserError(f"a search engine is an address such as http://localhost:8888, not {url!r}")
         path = parts.path.rstrip("/")
         self._url = parts.copy_with(path=path if path.endswith("/search") else f"{path}/search", fragment=None)
