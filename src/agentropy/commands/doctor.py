@@ -164,7 +164,7 @@ def caches() -> list[tuple[str, str]]:
     own = Path(os.environ.get("AGENTROPY_CACHE", "~/.cache/agentropy"))
     found = [
         _directory("Hugging Face cache (HF_HOME)", home.expanduser()),
-        _directory("warm starts (AGENTROPY_CACHE)", own.expanduser()),
+        _directory("warm starts, web pages (AGENTROPY_CACHE)", own.expanduser()),
     ]
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         found.append((NOTE, "HF_HUB_OFFLINE is set: models are taken from the cache only"))
