@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from agentropy.errors import UserError
@@ -80,11 +82,23 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("--resume goes on in its own directory; leave out --out")
         from agentropy.evaluation.run import resume
 
-        return resume(args.resume, values)
+        return resume(args.resume, values, _page)
     from agentropy.evaluation.config import make_config
     from agentropy.evaluation.run import start
 
-    return start(make_config(values), args.out)
+    return start(make_config(values), args.out, _page)
+
+
+def _page(directory: Path) -> None:
+    """Write report.html. What goes wrong with it is said, and ends nothing."""
+    from agentropy.analysis.report import write_report
+
+    try:
+        write_report(directory / "report.html", directory)
+    except (UserError, OSError) as error:
+        print(f"No report.html: {error}", file=sys.stderr)
+    else:
+        print(f"Report: {directory / 'report.html'}")
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,13 +24,15 @@ Roll = Callable[[Suite, Sequence[Attempt]], Awaitable[list[Trajectory]]]
 
 @dataclass(frozen=True)
 class Engine:
-    """Answers attempts. `sampling` is entered around the work on one suite. `usage`: what a server counted so far."""
+    """Answers attempts. `sampling` is entered around the work on one suite. `usage`: what a server counted so far.
+    `tokenizer`: of the ids in the trajectories; None where these have none."""
 
     description: str
     roll: Roll
     sampling: Callable[[], AbstractContextManager[Any]]
     usage: Callable[[], dict[str, Any] | None]
     close: Callable[[], Awaitable[None]]
+    tokenizer: Any = None
 
 
 async def _nothing() -> None:
@@ -132,6 +134,7 @@ def _local(config: EvaluationConfig, suites: Sequence[Suite], scorer: Scorer) ->
         sampling=policy.rollout,
         usage=lambda: None,
         close=_nothing,
+        tokenizer=tokenizer,
     )
 
 
@@ -171,6 +174,7 @@ def _remote(config: EvaluationConfig, suites: Sequence[Suite], scorer: Scorer) -
         sampling=contextlib.nullcontext,
         usage=lambda: policy.usage.to_json(),
         close=policy.aclose,
+        tokenizer=policy.tokenizer if isinstance(policy, HttpPolicy) else None,
     )
 
 

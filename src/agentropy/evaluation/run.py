@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from agentropy.run_directory import alone_in, environment, make_directory
 from agentropy.trajectory import write_lines
 
 
-def start(config: EvaluationConfig, out: str | None) -> int:
-    """Begin an evaluation. Returns the exit code: 1 where nothing could be scored."""
+def start(config: EvaluationConfig, out: str | None, page: Callable[[Path], None]) -> int:
+    """Begin an evaluation. Returns the exit code: 1 where nothing could be scored. `page` gets the finished directory
+    and may add to it."""
     config = filled(config)
     directory = Path(out or f"runs/eval-{_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}")
     fresh = not directory.exists()
@@ -44,7 +45,7 @@ def start(config: EvaluationConfig, out: str | None) -> int:
         try:
             if any(directory.iterdir()):
                 raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
-            return _run(config, directory, fresh=True)
+            return _run(config, directory, page, fresh=True)
         finally:
             if fresh:
                 with contextlib.suppress(OSError):  # not empty: the evaluation got under way
@@ -57,7 +58,7 @@ def _name(config: EvaluationConfig) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{model}-{source}")[:100]
 
 
-def resume(directory: str, changes: Mapping[str, Any]) -> int:
+def resume(directory: str, changes: Mapping[str, Any], page: Callable[[Path], None]) -> int:
     """Go on with an evaluation. `changes` may set what is in ANY_TIME."""
     path = Path(directory)
     config = saved(path)
@@ -68,10 +69,10 @@ def resume(directory: str, changes: Mapping[str, Any]) -> int:
         raise UserError("this evaluation began with the local engine and cannot go on with --server; start a new one")
     config = make_config(config.model_dump() | dict(changes))
     with alone_in(path, "evaluating"):
-        return _run(config, path, fresh=False)
+        return _run(config, path, page, fresh=False)
 
 
-def _run(config: EvaluationConfig, directory: Path, *, fresh: bool) -> int:
+def _run(config: EvaluationConfig, directory: Path, page: Callable[[Path], None], *, fresh: bool) -> int:
     engines.check(config)
     suites = make_suites(config)
     size = unit_size(config)
@@ -88,6 +89,8 @@ def _run(config: EvaluationConfig, directory: Path, *, fresh: bool) -> int:
         engine = make_engine(config, suites, scorer)
         save(config, directory / "config.yaml")
         write_questions(directory, suites)
+        if engine.tokenizer is not None:
+            engine.tokenizer.save_pretrained(str(directory / "tokenizer"))  # for whoever reads the trajectories
         if fresh:
             write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
         progress = make_progress()
@@ -104,7 +107,7 @@ def _run(config: EvaluationConfig, directory: Path, *, fresh: bool) -> int:
         finally:
             progress.close()
             journal.close()
-    return _report(config, suites, journal, directory)
+    return _report(config, suites, journal, directory, page)
 
 
 def _announce(
@@ -196,7 +199,9 @@ def _count(tally: Tally, record: Record) -> None:
     tally.lost += record.lost
 
 
-def _report(config: EvaluationConfig, suites: Sequence[Suite], journal: Journal, directory: Path) -> int:
+def _report(
+    config: EvaluationConfig, suites: Sequence[Suite], journal: Journal, directory: Path, page: Callable[[Path], None]
+) -> int:
     results: dict[str, Any] = {}
     for suite in suites:
         records = [r for r in journal.records if r.benchmark == suite.name]
@@ -217,6 +222,7 @@ def _report(config: EvaluationConfig, suites: Sequence[Suite], journal: Journal,
     lost = sum(row["lost"] for row in results.values())
     print_results(results, title=_title(config), usage=out.get("usage"))
     print(f"Evaluation directory: {directory} (results.json, trajectories.jsonl, config.yaml, environment.json)")
+    page(directory)
     if lost:
         print(f"{lost} trajectories were lost to faults of tools or server; to ask them again: "
               f"agentropy eval --resume {directory}")  # fmt: skip

@@ -21,7 +21,7 @@ from agentropy.analysis.report.encode import (
     records,
     shape_for_page,
 )
-from agentropy.analysis.report.overview import Table, curves, distributions, outcome_rows
+from agentropy.analysis.report.overview import Table, curves, distributions, outcome_rows, results_table
 from agentropy.analysis.report.page import compress
 from agentropy.analysis.report.sources import LAST, Part, RunFiles, parts_of, read_part, read_run
 from agentropy.analysis.report.tokens import TokenBytes, Vocabulary, find_tokenizer, tokenizer_places
@@ -101,6 +101,8 @@ def page_of_files(
     for part in parts:
         found.append((part, _cached(part, settings, shares[part.name], cache)))
     notes += thinned
+    results = results_table(run.results)
+    tables = [*([results] if results else []), *tables]
     name = title or (directory.resolve().name if directory else ", ".join(p.name for p in parts[:3]))
     return _page(name, str(source) if isinstance(source, Path) else "", run, found, settings, tables, notes)
 

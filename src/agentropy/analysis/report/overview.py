@@ -34,6 +34,15 @@ OUTCOME: tuple[tuple[str, str, str], ...] = (
 )
 
 
+RESULTS = (
+    ("avg", "Avg@K"),
+    ("majority", "majority"),
+    ("exact", "exact match"),
+    ("calls", "calls"),
+    ("tokens", "tokens"),
+)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of somebody else's for the overview. Numbers are shown as they are; None is a dash."""
@@ -47,6 +56,31 @@ class Table:
         """As the page holds it."""
         cells = [[round4(c) if isinstance(c, float) else c for c in row] for row in self.rows]
         return {"title": self.title, "columns": list(self.columns), "rows": cells, "note": self.note}
+
+
+def results_table(results: Mapping[str, Any]) -> Table | None:
+    """The results of an evaluation, a row a benchmark; None where there are none."""
+    benchmarks = results.get("benchmarks")
+    rows = []
+    for name, row in benchmarks.items() if isinstance(benchmarks, dict) else ():
+        if isinstance(row, dict):
+            shares = [_with_interval(row.get(key), percent=key in ("avg", "majority", "exact")) for key, _ in RESULTS]
+            effective = row.get("effective_ratio")
+            about = "≈ " if row.get("effective_is_estimate") else ""
+            share = f"{about}{100 * effective:.1f} %" if isinstance(effective, int | float) else None
+            rows.append((str(row.get("title") or name), row.get("questions"), row.get("samples"), *shares, share))
+    columns = ("benchmark", "questions", "K", *(label for _, label in RESULTS), "effective calls")
+    note = "In brackets: 95 % interval by a bootstrap over questions. Calls and tokens are means a trajectory."
+    return Table("Results", columns, tuple(rows), note) if rows else None
+
+
+def _with_interval(value: Any, percent: bool) -> str | None:
+    try:
+        mean, low, high = (float(value[key]) * (100 if percent else 1) for key in ("mean", "low", "high"))
+    except (TypeError, KeyError, ValueError):
+        return None
+    digits = 1 if percent or mean >= 10 else 2
+    return f"{mean:.{digits}f}{' %' if percent else ''} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def outcome_rows(run: RunFiles, scores: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
