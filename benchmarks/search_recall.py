@@ -22,7 +22,8 @@ def main(folder: Path, names: list[str]) -> None:
     index = SearchIndex.from_jsonl(folder / "corpus.jsonl")
     print(f"{len(index.documents)} paragraphs, built in {time.process_time() - began:.2f} s")
     for name in names:
-        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").open(encoding="utf-8")]
+        text = (folder / f"{name}.jsonl").read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.split("\n") if line]
         began = time.process_time()
         hits = [[h.document.title for h in index.search(r["question"], max(KS))] for r in rows]
         each = (time.process_time() - began) / len(rows)

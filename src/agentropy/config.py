@@ -146,7 +146,7 @@ class RunConfig(_Strict):
     """A directory or hub id of a transformers causal LM. None: the world's embedded agent."""
     tools: list[str] | None = None
     """Built-in tools by name: python, python:stateful, search:FILE, search (the world's, or corpus.jsonl beside the
-    questions). None: the world's own."""
+    questions), web-search:URL, read-page, mcp:COMMAND, mcp:URL; docs/tools.md explains them. None: the world's own."""
     sandbox: str = "strict"
     """Where the python tool runs code: strict (Landlock and seccomp, namespaces where possible), namespaces (both or
     nothing), unsafe (at your own risk, where neither is to be had), or the URL of a SandboxFusion-compatible server."""
