@@ -130,17 +130,20 @@ def test_two_updates_of_a_batch_have_denominators_of_their_own(tmp_path: Path) -
 
 
 PROCESSES = """
-import json, sys
+import sys
 import torch
 sys.path[:0] = {paths!r}
-from trl_runs import Replay, record_gradients, recorded, trainer
+from trl_runs import Replay, record_gradients, recorded, sampled_in_rounds, trainer
 run = trainer({out!r}, Replay, method="tao-rl", settings={settings!r})
 run.replayed = recorded()
 recorder = record_gradients(run)
 run.train()
-if run.accelerator.is_main_process:
-    torch.save([recorder.seen, [h for h in run.state.log_history if "loss" in h]], {out!r} + "/gradients.pt")
 run.close()
+rounds = sampled_in_rounds({out!r}, {settings!r})
+torch.save(
+    [recorder.seen, run.state.log_history, rounds.state.log_history, [p.detach() for p in rounds.model.parameters()]],
+    {out!r} + f"/{{run.accelerator.process_index}}.pt",
+)
 """
 
 
@@ -166,10 +169,16 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    both, history = torch.load(tmp_path / "gradients.pt", weights_only=True)
-    (expected,), (found,) = single.seen, both
+    first, second = (torch.load(tmp_path / f"{i}.pt", weights_only=True) for i in (0, 1))
+    (expected,), (found,) = single.seen, first[0]
     largest = max(float(g.abs().max()) for g in expected)
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5 * largest, rtol=1e-4)
     for name in ("filter/kept", "optim/loss_tokens", "reward", "completions/mean_length", "optim/ratio_mean"):
-        assert history[0][name] == pytest.approx(alone.state.log_history[0][name], rel=1e-5)
+        assert first[1][0][name] == pytest.approx(alone.state.log_history[0][name], rel=1e-5)
+    # Sampled by themselves, in rounds for which one process has more rows than the other, or none.
+    record = first[2][0]
+    assert record["filter/rounds"] > 1
+    assert record["optim/sampler_gap_max"] < 1e-4
+    for a, b in zip(first[3], second[3], strict=True):
+        assert torch.equal(a, b)

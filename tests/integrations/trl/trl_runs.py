@@ -143,3 +143,18 @@ def record_gradients(run: Any) -> Recorder:
     recorder = Recorder([p for p in run.model.parameters() if p.requires_grad])
     run.optimizer, run.lr_scheduler = recorder, torch.optim.lr_scheduler.ConstantLR(recorder)
     return recorder
+
+
+def sampled_in_rounds(out: Any, settings: Mapping[str, Any]) -> Any:
+    """A run in which the first questions get the same reward for all their trajectories, so that others follow."""
+
+    def parity(prompts: Any, completion_ids: Any, **_: Any) -> list[float]:
+        first = [r["prompt"][0]["content"] for r in dataset(2)]
+        alike = [p[0]["content"] in first for p in prompts]
+        return [1.0 if a else float(sum(ids) % 2) for a, ids in zip(alike, completion_ids, strict=True)]
+
+    options = {"execution_filter": False}
+    run = trainer(out, reward_funcs=parity, settings=settings, max_oversample=4.0, method_options=options)
+    run.train()
+    run.close()
+    return run
