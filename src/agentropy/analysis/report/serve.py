@@ -91,7 +91,7 @@ def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
     page = gzip.compress(render(None, str(live.source)).encode("utf-8"), mtime=0)
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version = "HTTP/1.0"  # no connection outlives its answer, nor the server
         timeout = 60
 
         def do_GET(self) -> None:
@@ -130,7 +130,7 @@ def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
             try:
                 self.wfile.write(body)
             except (BrokenPipeError, ConnectionResetError):  # the page was closed
-                self.close_connection = True
+                return
 
         def log_message(self, format: str, *args: Any) -> None:
             """Requests are no news."""

@@ -68,8 +68,8 @@ function whatRan() {
 }
 
 function otherTable(table) {
-  const cell = (v, i) => (typeof v === "number" ? el("td", { text: Number.isInteger(v) ? count(v) : sig(v) }) : el(i ? "td" : "th", { class: "text", scope: i ? null : "row" }, el("bdi", { text: v === null ? "–" : oneLine(short(v, 400)) })));
-  const head = el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { scope: "col", class: table.rows.some((r) => typeof r[i] === "number") ? null : "text", text: c }))));
+  const cell = (v, i) => (typeof v === "number" ? el("td", { text: Number.isInteger(v) ? count(v) : sig(v) }) : el(i ? "td" : "th", { class: "words", scope: i ? null : "row" }, el("bdi", { text: v === null ? "–" : oneLine(short(v, 400)) })));
+  const head = el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { scope: "col", class: table.rows.some((r) => typeof r[i] === "number") ? null : "words", text: c }))));
   const body = el("tbody", {}, table.rows.map((r) => el("tr", {}, r.map(cell))));
   const id = `table-${table.title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
   return section(id, table.title, table.note ? el("p", { class: "quiet" }, el("bdi", { text: table.note })) : null, el("div", { class: "wide" }, el("table", { class: "numbers" }, head, body)));
