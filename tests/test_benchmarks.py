@@ -17,6 +17,7 @@ from agentropy.errors import UserError
 from agentropy.evaluation.benchmarks import livecodebench
 from agentropy.evaluation.benchmarks.load import find_benchmark, load_benchmark
 from agentropy.evaluation.benchmarks.table import BENCHMARKS
+from agentropy.evaluation.grading.qa import grade_qa
 from agentropy.evaluation.score import Scorer, problem
 from agentropy.tasks.base import Task
 
@@ -389,3 +390,24 @@ def test_a_functional_test_without_its_function(tmp_path: Path) -> None:
         lcb_task(lcb_row([], packed(CALLS)), tmp_path)
     with pytest.raises(UserError, match="the function's name is 'f\\(\\)'"):
         lcb_task(lcb_row([], packed(CALLS), "f()"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "same"),
+    [
+        ("17", "17.0", True),
+        ("17", "$17", True),
+        ("17", "17 books", False),
+        ("1000", "1,000", True),
+        ("0.5", "50%", False),
+        ("a, b", "A,B", True),
+        ("a, b", "b, a", False),
+        ("a, b", "a", False),
+        ("3; 4.0", "3, 4", True),
+        ("St. Petersburg", "st petersburg", True),
+        ("Saint Petersburg", "St. Petersburg", False),
+        ("nan", "NaN.", True),
+    ],
+)
+def test_quasi_exact_match(gold: str, answer: str, same: bool) -> None:
+    assert grade_qa(answer, [gold], "gaia").correct is same

@@ -62,7 +62,7 @@ def _print(c: Comparison, questions: int) -> None:
     from agentropy.evaluation.compare import excludes_zero, most_different
     from agentropy.evaluation.tables import console
 
-    table = Table(title=f"{c.benchmark}, {len(c.questions)} questions: {c.verdict}")
+    table = Table(title=_plain(f"{c.benchmark}, {len(c.questions)} questions: {c.verdict}"))
     for column in ("", "A", "B", "B - A", "95 % interval", "p", "beyond chance"):
         table.add_column(column, justify="left" if not column else "right")
     for name, difference in c.differences.items():
@@ -105,7 +105,9 @@ def _print(c: Comparison, questions: int) -> None:
 
 def _plain(text: str) -> str:
     """No markup, and nothing that drives the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text).replace("[", "\\[")
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else " " for c in text))
 
 
 def _signed(value: float, form: str) -> str:

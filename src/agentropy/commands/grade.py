@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentropy.evaluation.grading import Grader, Verdict
 
 KINDS = ("math", "qa", "choice", "code")
-METRICS = ("em", "f1", "em_squad", "f1_squad")
+METRICS = ("em", "f1", "em_squad", "f1_squad", "gaia")
 # Rows graded at once; their verdicts are written in the order of the file.
 AHEAD = 64
 # A row's time limit is for the whole verdict: the program or the worker gets this part of it.

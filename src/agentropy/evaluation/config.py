@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agentropy.config import RunConfig, load_config, resolved
 from agentropy.errors import UserError
+from agentropy.rollout.parts import pick_device
 from agentropy.tasks.worlds import rollout_defaults
 from agentropy.trajectory import write_lines
 
@@ -67,8 +68,8 @@ class EvaluationConfig(BaseModel):
     max_result_tokens: int | None = Field(None, ge=4)
     max_context: int | None = Field(None, ge=8)
     tool_timeout: float | None = Field(None, gt=0)
-    max_slots: int = Field(64, ge=1)
-    """Sequences that the local engine decodes at once."""
+    max_slots: int | None = Field(None, ge=1)
+    """Sequences that the local engine decodes at once. None: 64; 16 for larger models on a CPU, which gain no more."""
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(None, ge=1, le=1024)
@@ -139,6 +140,9 @@ def filled(config: EvaluationConfig) -> EvaluationConfig:
     defaults: dict[str, Any] = {"max_turns": 5} | (EMBEDDED if config.embedded else OTHERS) | level
     if not config.server:
         defaults["protocol"] = "tags" if config.embedded else "hermes"
+    if config.server is None:
+        on_cpu = pick_device(config.device).type == "cpu"
+        defaults["max_slots"] = 16 if on_cpu and not config.embedded else 64
     updates |= {k: v for k, v in defaults.items() if getattr(config, k) is None and updates.get(k) is None}
     return config.model_copy(update=updates)
 

@@ -45,7 +45,8 @@ def unit_size(config: EvaluationConfig) -> int:
     The local engine gets fixed batches of whole questions, so that one that was lost with its process is asked again in
     the same company, and gives the same tokens to the bit. To a server each attempt goes by itself.
     """
-    return 1 if config.server else max(config.samples, 2 * config.max_slots // config.samples * config.samples)
+    size = 2 * (config.max_slots or 64)
+    return 1 if config.server else max(config.samples, size // config.samples * config.samples)
 
 
 def in_flight(config: EvaluationConfig) -> int:
@@ -122,7 +123,7 @@ def _local(config: EvaluationConfig, suites: Sequence[Suite], scorer: Scorer) ->
         model,
         tokenizer,
         name=path,
-        max_slots=config.max_slots,
+        max_slots=config.max_slots or 64,
         max_context=config.max_context,
         threads=config.threads,
     )

@@ -13,7 +13,6 @@ from typing import Any
 from agentropy.errors import UserError
 from agentropy.evaluation.benchmarks.load import find_benchmark, load_benchmark
 from agentropy.evaluation.config import EvaluationConfig
-from agentropy.evaluation.grading.qa import METRICS
 from agentropy.rollout.parts import assemble_toolbox
 from agentropy.tasks.base import Task
 from agentropy.tasks.files import FileTasks, load_tasks
@@ -21,6 +20,9 @@ from agentropy.tasks.worlds import World, make_world
 from agentropy.tools.base import ToolBox
 from agentropy.tools.named import tool_by_name
 from agentropy.tools.search import SearchIndex, search_tool
+
+OVERLAP = frozenset({"f1", "f1_squad"})
+"""Graders whose score is a share of common words, so that exact match is worth a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _benchmark(config: EvaluationConfig, name: str) -> Suite:
         system=benchmark.system if config.system is None else config.system,
         notes=questions.notes,
         hint=benchmark.hint,
-        exact=benchmark.grader in METRICS,
+        exact=benchmark.grader in OVERLAP,
         vote=benchmark.grader != "code",
     )
 
@@ -155,7 +157,7 @@ def _file(config: EvaluationConfig) -> Suite:
         system=config.system,
         notes=source.notes if isinstance(source, FileTasks) else {},
         hint="code" not in graders,
-        exact=bool(graders & set(METRICS)),
+        exact=bool(graders & OVERLAP),
         vote="code" not in graders,
     )
 

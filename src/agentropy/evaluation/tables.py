@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from agentropy.terminal import duration
@@ -27,13 +28,13 @@ def print_results(results: Mapping[str, Mapping[str, Any]], title: str, usage: M
     """One column a benchmark, one line a number; a table for every four benchmarks."""
     rest = iter(results.values())
     while some := list(islice(rest, COLUMNS)):
-        table = Table(title=title)
+        table = Table(title=escape(title))
         table.add_column("")
         for row in some:
-            table.add_column(str(row["title"]), justify="right")
+            table.add_column(escape(str(row["title"])), justify="right")
         for label, cells in _lines(some):
             if any(cells):
-                table.add_row(label, *(c or "-" for c in cells))
+                table.add_row(label, *(escape(c) or "-" for c in cells))
         console().print(table)
     if usage:
         counts = ", ".join(f"{name.replace('_', ' ')} {_count(value)}" for name, value in usage.items() if value)

@@ -33,7 +33,7 @@ SPLIT_NAMES: Mapping[str, Split] = {
     "dev": "validation",
     "test": "test",
 }
-GRADERS = ("math", "f1", "em", "f1_squad", "em_squad", "choice", "code")
+GRADERS = ("math", "f1", "em", "f1_squad", "em_squad", "gaia", "choice", "code")
 OPTIONS = ("question", "answer", "grader", "config")
 MATH_SHARE = 0.6
 """Share of mathematical golds from which a file is one of mathematics (where neither rows nor options say)."""

@@ -101,7 +101,7 @@ _ALL = (
         "gaia",
         "GAIA",
         _gaia("2023_all"),
-        grader="em",
+        grader="gaia",
         answers=("answers", "Final answer", "answer"),
         ids=("id", "task_id"),
         group=("Level", "level"),

@@ -4,7 +4,7 @@
 bit, for comparison with papers. `em` and `f1` are the stricter default and what a reward should use: in them
 numbers keep their sign and point (`-3` is not `3`, `1.5` is not `15`), Unicode is composed (NFC), typographic
 punctuation counts as its ASCII twin, an answer that consists of articles only is kept, and Chinese, Japanese and Korean
-text is compared character by character.
+text is compared character by character. `gaia` is that benchmark's own quasi-exact match (see `gaia`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from agentropy.evaluation.grading.verdict import Reason, Verdict, best, unscorable, wrong
+from agentropy.evaluation.grading.gaia import same_gaia
+from agentropy.evaluation.grading.verdict import Reason, Verdict, best, right, unscorable, wrong
 
-Metric = Literal["em", "f1", "em_squad", "f1_squad"]
+Metric = Literal["em", "f1", "em_squad", "f1_squad", "gaia"]
 METRICS: tuple[str, ...] = get_args(Metric)
 
 # HotpotQA: these answers get no credit for words in common.
@@ -131,6 +132,9 @@ def grade_qa(answer: str | None, golds: Sequence[str], metric: Metric = "f1") ->
 def _grade_pair(answer: str, gold: str, metric: Metric) -> Verdict:
     if not gold.strip():
         return unscorable("ungradable", answer, "the gold answer is empty")
+    if metric == "gaia":
+        same = same_gaia(answer, gold)
+        return right("equal_exact", answer) if same else wrong("different", answer)
     reference = metric.endswith("_squad")
     exact, overlap = _pair_score(answer, gold, normalize_squad, str.split) if reference else _strict(answer, gold)
     score = float(exact) if metric.startswith("em") else overlap
