@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from agentropy.cli import main
-from agentropy.tasks import warm_start_path
+from agentropy.errors import UserError
+from agentropy.tasks import make_world, warm_start_path
 from agentropy.training.expert import Trace, run_program
 from agentropy.training.expert_facts import MiniSearch
 from agentropy.training.muon import Muon, orthogonalize
@@ -20,6 +21,7 @@ from agentropy.training.tokenizer import TAGS, train_tokenizer
 from agentropy.training.warm_start import (
     RECIPES,
     Example,
+    Recipe,
     batches,
     build_model,
     collate,
@@ -27,6 +29,7 @@ from agentropy.training.warm_start import (
     expert_of,
     load_or_make,
     loss_of,
+    recipe_of,
     shipped_path,
     train_warm_start,
 )
@@ -282,3 +285,29 @@ def test_making_a_shipped_checkpoint_again_gives_the_same(world: str, tmp_path: 
     outcome = train_warm_start(RECIPES[world], tmp_path / "again")
     assert outcome.steps == saved["outcome"]["steps"]
     assert outcome.loss == pytest.approx(saved["outcome"]["loss"], abs=0.02)
+
+
+def parameters(recipe: Recipe) -> int:
+    """Parameters of the recipe's model, by its configuration alone (the tied head counts once)."""
+    d, layers = recipe.hidden_size, recipe.layers
+    per_layer = 4 * d * d + 3 * d * recipe.intermediate_size + 2 * d + 2 * (d // recipe.heads)
+    return recipe.vocab_size * d + layers * per_layer + d
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_sizes_lie_a_factor_of_four_apart(name: str) -> None:
+    counts = [parameters(recipe_of(name, size)) for size in ("small", "default", "large")]
+    assert counts[1] >= 4 * counts[0]
+    assert counts[2] >= 4 * counts[1]
+    assert recipe_of(name) == RECIPES[name]
+
+
+def test_a_world_says_which_size_its_agent_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTROPY_CACHE", str(tmp_path))
+    recipe = recipe_of("facts", "small")
+    folder = tmp_path / "warm-starts" / f"facts-{recipe.digest()}"
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text("{}")
+    assert make_world("facts", size="small").warm_start() == folder
+    with pytest.raises(UserError, match="size must be one of small, default, large"):
+        make_world("facts", size="huge")

@@ -12,10 +12,10 @@ from agentropy.algorithms.segments import segment_count, segment_mean, segment_s
 from agentropy.batch import Batch
 
 Credit = Literal["turn", "return", "mean-return"]
-"""A token gets the normalised reward of its own turn, or the sum or the mean of those of its own and the later turns."""
+"""A token gets the normalised reward of its own turn, or the sum or mean of those of its own and the later turns."""
 Pool = Literal["turns", "role", "outcome"]
-"""What the turn rewards of a group are compared with: all its turns, those of the same role (calling, or not), or, in two
-parts, the outcomes of its trajectories and, for what a call earns beyond the outcome, its other calls."""
+"""What the turn rewards of a group are compared with: all its turns, those of the same role (calling, or not), or, in
+two parts, the outcomes of its trajectories and, for what a call earns beyond the outcome, its other calls."""
 Form = Literal["multiplicative", "additive"]
 
 EPSILON = 1e-6

@@ -12,6 +12,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--world", default="arithmetic", help="arithmetic (default), facts, arithmetic-hard or facts-hard"
     )
+    parser.add_argument("--size", default="default", help="of the agent: small, default or large, factors of 4 apart")
     parser.add_argument("--out", metavar="DIR", help="where to save it (default: the cache, by the recipe's hash)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0, help="batches to learn from (default: the recipe's)")
@@ -30,15 +31,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from agentropy.errors import UserError
-    from agentropy.training.warm_start import RECIPES, evaluate, load_or_make, train_warm_start
+    from agentropy.training.warm_start import evaluate, load_or_make, recipe_of, train_warm_start
 
-    if args.world not in RECIPES:
-        raise UserError(f"no world {args.world!r}; there are {', '.join(RECIPES)}")
+    recipe = recipe_of(args.world, args.size)
     for name in ("steps", "traces", "questions"):
         if getattr(args, name) < 0:
             raise UserError(f"--{name} must not be negative")
     torch.set_num_threads(1)
-    recipe = dataclasses.replace(RECIPES[args.world], seed=args.seed)
+    recipe = dataclasses.replace(recipe, seed=args.seed)
     if args.steps:
         recipe = dataclasses.replace(recipe, steps=args.steps)
     if args.traces:

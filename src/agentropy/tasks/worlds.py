@@ -38,6 +38,8 @@ class World:
     outage: str = ""
     tool_lies: float = 0.0
     lie: Callable[[str, random.Random], str] | None = None
+    size: str = "default"
+    """Of the agent: small, default or large. Only the default ones ship with the package."""
 
     def tools(self, timeout: float = 2.0) -> Sequence[Any]:
         """The parts of the world's toolbox, for `make_toolbox`; what goes wrong is the caller's to add (`faults`)."""
@@ -52,16 +54,14 @@ class World:
 
     def warm_start(self) -> Path:
         """The folder of the warm-started agent. Made now (minutes) should the package lack it."""
-        return warm_start_path(self.name)
+        return warm_start_path(self.name, self.size)
 
 
-def warm_start_path(name: str) -> Path:
-    """The folder of a world's warm-started agent. Raises UserError for an unknown world."""
-    from agentropy.training.warm_start import RECIPES, load_or_make
+def warm_start_path(name: str, size: str = "default") -> Path:
+    """The folder of a world's warm-started agent. Raises UserError for an unknown world or size."""
+    from agentropy.training.warm_start import load_or_make, recipe_of
 
-    if name not in RECIPES:
-        raise UserError(_unknown(name))
-    return load_or_make(RECIPES[name])
+    return load_or_make(recipe_of(name, size))
 
 
 def brief(execution: Any) -> str:
@@ -88,6 +88,7 @@ def _named(world: str, level: str) -> str:
 def _arithmetic(
     seed: int = 0,
     level: str = "default",
+    size: str = "default",
     kinds: Sequence[str] = (),
     tool_failures: float | None = None,
     tool_lies: float | None = None,
@@ -110,12 +111,14 @@ def _arithmetic(
         outage=UNAVAILABLE,
         tool_lies=(0.05 if hard else 0.0) if tool_lies is None else tool_lies,
         lie=shift_number,
+        size=size,
     )
 
 
 def _facts(
     seed: int = 0,
     level: str = "default",
+    size: str = "default",
     knowledge_seed: int = 0,
     people: int = 160,
     distractors: float | None = None,
@@ -156,9 +159,11 @@ def _facts(
         outage=UNAVAILABLE,
         tool_lies=(0.05 if hard else 0.0) if tool_lies is None else tool_lies,
         lie=false_fact,
+        size=size,
     )
 
 
+AGENT_SIZES = ("small", "default", "large")
 WORLDS: Mapping[str, Callable[..., World]] = {"arithmetic": _arithmetic, "facts": _facts}
 LEVELS = ("default", "hard")
 
@@ -189,6 +194,8 @@ def _must(key: str, value: Any) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key in ("tool_failures", "tool_lies", "distractors") and not (number and 0 <= value <= 1):
         return "lie between 0 and 1"
+    if key == "size" and value not in AGENT_SIZES:
+        return f"be one of {', '.join(AGENT_SIZES)}"
     if key == "kinds" and not (isinstance(value, str | list | tuple) and all(isinstance(k, str) for k in value)):
         return "be a list of names"
     if key == "needs" and not (

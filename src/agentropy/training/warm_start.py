@@ -75,6 +75,21 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """The recipes of the warm starts that ship with the package."""
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 56, "heads": 2, "intermediate_size": 80},
+    "default": {},
+    "large": {"hidden_size": 256, "layers": 3, "heads": 8, "intermediate_size": 512},
+}
+"""What the sizes of agents change in a recipe: each has at least four times the parameters of the one before it."""
+
+
+def recipe_of(name: str, size: str = "default") -> Recipe:
+    """The recipe of a world's agent. Raises UserError for an unknown world or size."""
+    if name not in RECIPES:
+        raise UserError(f"no world {name!r}; there are {', '.join(RECIPES)}")
+    if size not in SIZES:
+        raise UserError(f"no agent of size {size!r}; there are {', '.join(SIZES)}")
+    return dataclasses.replace(RECIPES[name], **SIZES[size])
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +330,7 @@ def load_or_make(recipe: Recipe, report: Report = print) -> Path:
     path = cache_dir() / f"{recipe.world}-{recipe.digest()}"
     if (path / "recipe.json").is_file():
         return path
-    report(f"making the warm start {path.name} (about three minutes of CPU), once")
+    report(f"making the warm start {path.name} (minutes of CPU), once")
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     train_warm_start(recipe, partial, report)
     try:
