@@ -15,6 +15,9 @@ from agentropy.errors import UserError
 from agentropy.sandbox import LocalSandbox, RemoteSandbox
 from agentropy.sandbox.remote import with_echo
 from agentropy.sandbox.server import MOST_BYTES, listen
+from agentropy.tools.python import python_tool
+from agentropy.tools.session import make_toolbox
+from agentropy.trajectory import ToolCall
 
 
 def served(work: Callable[[str], Awaitable[None]]) -> None:
@@ -63,6 +66,21 @@ def test_sessions_replay_and_fork() -> None:
             assert (await session.run("x")).stdout == first
             late = await session.run("while True: pass", timeout=0.3)
             assert (late.status, late.session_reset) == ("timeout", True)
+
+    served(work)
+
+
+def test_the_stateful_python_tool_runs_on_a_server() -> None:
+    async def work(url: str) -> None:
+        async with RemoteSandbox(url) as sandbox:
+            for echo, shown in ((True, "42"), (False, "")):
+                box = make_toolbox([python_tool(sandbox, timeout=5.0, stateful=True, echo=echo)])
+                session, _ = await box.open({}, 0)
+                for code, expected in (("x = 6", ""), ("x * 7", shown)):
+                    [result] = await session.call([ToolCall("python", {"code": code})])
+                    assert (result.status, result.content.strip()) == ("ok", expected or result.content.strip())
+                    assert (shown in result.content) if expected else ("42" not in result.content)
+                await session.close()
 
     served(work)
 

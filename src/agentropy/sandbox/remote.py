@@ -160,9 +160,10 @@ class RemoteSession:
         self._seed = seed
         self._cells = list(cells)
 
-    async def run(self, code: str, *, timeout: float = 5.0) -> ExecutionResult:
-        """Run one cell after all the earlier ones."""
-        cells = [*self._cells, code]
+    async def run(self, code: str, *, timeout: float = 5.0, echo: bool = True) -> ExecutionResult:
+        """Run one cell after all the earlier ones. `echo` shows the value of a last bare expression."""
+        # A kernel shows the last value itself, unless it is None.
+        cells = [*self._cells, code if echo else f"{code}\nNone"]
         request = {
             "cells": [f"import random\nrandom.seed({self._seed})", *cells],
             "cell_timeout": timeout,
