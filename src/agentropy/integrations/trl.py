@@ -47,6 +47,7 @@ from agentropy.integrations.trl_update import rescored, update_metrics, weigh
 from agentropy.methods.base import Method
 from agentropy.protocols import make_dialect
 from agentropy.rollout.branching import rollout_for
+from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
 from agentropy.training.collect import Collected, collected_metrics
 from agentropy.trajectory import Trajectory, write_jsonl
@@ -162,12 +163,12 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             dialect=dialect,
             places=places,
             grade=nobody_grades if grader is None else scorer,
-            roll=rollout_for(self._method.rollout, self.num_generations),
             grader=grader,
             answer_column=answer_column,
             system=system,
         )
         self._engine = Engine(self, self._sampler, scorer, max_slots, max_context)
+        self._roll = rollout_for(self._method.rollout, self.num_generations)
         self._max_oversample = max_oversample
         self._made: Made | None = None
         self._weighed = True
@@ -266,7 +267,8 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             question, place = row_id(rows[i]), first + i
             seed = derive(self.args.seed, "trl", tag, rounds, question, place)
             names.append((question, f"{question}/{tag}/{place}", seed))
-        fresh = self._engine.sample([rows[i] for i in active], names)
+        roll = self._roll if self.model.training else rollout  # evaluation's trajectories are independent
+        fresh = self._engine.sample([rows[i] for i in active], names, roll)
         # Rewards and forward passes are collective: a process with fewer rows than another shows some twice.
         most = max(gather_object([len(active)]))
         shown = [*zip(active, fresh, strict=True)]

@@ -13,7 +13,7 @@ from agentropy.integrations.trl_rollout import Row, Sampler
 from agentropy.integrations.trl_vllm import VllmPolicy
 from agentropy.policies.base import PolicyInfo, SamplingParams
 from agentropy.policies.local import LocalPolicy
-from agentropy.rollout.loop import Limits
+from agentropy.rollout.loop import Limits, RolloutFunction
 from agentropy.rollout.parts import DEFAULT_CONTEXT
 from agentropy.trajectory import Trajectory
 
@@ -48,7 +48,9 @@ class Engine:
         self._policy: LocalPolicy | VllmPolicy | None = None
         self._runner: asyncio.Runner | None = None
 
-    def sample(self, rows: Sequence[Row], names: Sequence[tuple[str, str, int]]) -> list[Trajectory]:
+    def sample(
+        self, rows: Sequence[Row], names: Sequence[tuple[str, str, int]], roll: RolloutFunction
+    ) -> list[Trajectory]:
         """One trajectory for each row, in order. `names`: question id, trajectory id and seed of each."""
         if not rows:
             return []
@@ -58,7 +60,7 @@ class Engine:
         params = SamplingParams(trainer.temperature, trainer.top_p, trainer.top_k, tokens)
 
         def work() -> Coroutine[Any, Any, list[Trajectory]]:
-            return self._sampler.sample(policy, rows, names, params, limits)
+            return self._sampler.sample(policy, roll, rows, names, params, limits)
 
         if isinstance(policy, LocalPolicy):
             with policy.rollout():

@@ -42,6 +42,8 @@ def method_for(name: str, options: Mapping[str, Any], args: Any) -> Method:
     for field in (*REFUSED, *(() if args.use_vllm else SAMPLING_REFUSED)):
         if field in changed:
             raise UserError(f"GRPOConfig({field}={changed[field]!r}) has no counterpart in method {name}: leave it out")
+    if not args.max_completion_length:
+        raise UserError("max_completion_length bounds the tokens of a trajectory: give a number")
     if args.steps_per_generation % args.gradient_accumulation_steps:
         raise UserError(
             f"steps_per_generation={args.steps_per_generation} is no multiple of gradient_accumulation_steps="
@@ -66,7 +68,7 @@ def method_for(name: str, options: Mapping[str, Any], args: Any) -> Method:
         args.per_device_train_batch_size
         * args.gradient_accumulation_steps
         * args.world_size
-        * (args.max_completion_length or 1)
+        * args.max_completion_length
     )
     method = make_method(name, **(found | {k.replace("-", "_"): v for k, v in options.items()}))
     if method.loss.kl_coef != args.beta:

@@ -36,6 +36,7 @@ class KeptEnvironments(EnvironmentPart):
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         super().__init__(factory)
+        self.kind = type(self._spare)
         self.opened: dict[int, Any] = {}
 
     async def open(self, row: Mapping[str, Any], seed: int) -> tuple[EnvironmentSession, str | None]:
@@ -74,8 +75,7 @@ def surroundings(tools: Any, factory: Any, timeout: float) -> dict[str | None, S
     made = {}
     for name, make in factory.items() if isinstance(factory, Mapping) else [(None, factory)]:
         part = KeptEnvironments(make)
-        kind = make if isinstance(make, type) else type(make())
-        reward = kind.__name__ if hasattr(kind, "get_reward") else None
+        reward = part.kind.__name__ if hasattr(part.kind, "get_reward") else None
         made[name] = Surroundings(name, make_toolbox([*parts, part], timeout=timeout), part, reward)
     return made
 
@@ -169,7 +169,6 @@ class Sampler:
     dialect: Dialect
     places: Mapping[str | None, Surroundings]
     grade: Grade
-    roll: RolloutFunction
     grader: str | None
     answer_column: str
     system: str | None
@@ -186,6 +185,7 @@ class Sampler:
     async def sample(
         self,
         policy: Policy,
+        roll: RolloutFunction,
         rows: Sequence[Row],
         names: Sequence[tuple[str, str, int]],
         params: SamplingParams,
@@ -204,7 +204,7 @@ class Sampler:
             place = self.places[name]
             agent = Agent(policy, self.dialect, place.toolbox, self.grade, system)
             attempts = [self._attempt(rows[i], place, *names[i]) for i in members]
-            out |= zip(members, await self.roll(agent, attempts, params, limits), strict=True)
+            out |= zip(members, await roll(agent, attempts, params, limits), strict=True)
         return [out[i] for i in range(len(rows))]
 
     def _attempt(self, row: Row, place: Surroundings, question: str, name: str, seed: int) -> Attempt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import threading
 from pathlib import Path
 from typing import Any
@@ -414,8 +415,11 @@ def test_hermes_is_the_default_and_asks_nothing_of_the_chat_template(tmp_path: P
 
 
 def test_branching(tmp_path: Path) -> None:
-    run = trainer(tmp_path, method="arpo", method_options={"roots": 2, "base": 1.0})
+    options = {"roots": 2, "base": 1.0}
+    sizes = {"per_device_eval_batch_size": 8, "num_generations_eval": 2}
+    run = trainer(tmp_path, method="arpo", method_options=options, settings=sizes, eval_dataset=dataset(4))
     run.train()
+    assert run.evaluate()["eval_rollout/forks"] == 0
     (record,) = logged(run)
     assert record["rollout/roots"] + record["rollout/forks"] == 16
     assert record["rollout/forks"] > 0
@@ -473,6 +477,7 @@ REFUSED = [
     ({"settings": {"scale_rewards": "batch"}}, "scale_rewards='batch'"),
     ({"settings": {"gradient_accumulation_steps": 2, "steps_per_generation": 3}}, "no multiple of gradient_accum"),
     ({"method_options": {"kl_coef": 0.1}}, "kl_coef=0.1, but beta=0"),
+    ({"settings": {"max_completion_length": None}}, "max_completion_length bounds"),
     ({"method": "tao"}, "unknown method 'tao'; did you mean 'tao-rl'"),
     ({"method_options": {"alfa": 1}}, "no option 'alfa'; did you mean 'alpha'"),
     ({"tools": toolbox, "environment_factory": Library}, "a ready tool box leaves no room"),
@@ -498,6 +503,34 @@ def test_prompts_that_no_protocol_can_render_are_refused(tmp_path: Path) -> None
     ]
     with pytest.raises(UserError, match="roles user, assistant, user"):
         trainer(tmp_path, train_dataset=Dataset.from_list([{"prompt": several, "answer": ["1"]}] * 16))
+
+
+def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Also in the middle of a generation: the rest of its updates is sampled anew."""
+    sizes = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1}
+    run = trainer(tmp_path, settings=sizes)
+    run.train()
+    run.close()
+    other = trainer(tmp_path, settings=sizes | {"max_steps": 3})
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [h["step"] for h in logged(other)] == [1, 2, 3]
+    assert "reward/accuracy" in logged(other)[1]
+    assert finite(other)
+    other.close()
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "trl_agent.py"
+    spec = importlib.util.spec_from_file_location("trl_agent", example)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run = module.main(["--steps", "1", "--out", str(tmp_path)])
+    (record,) = logged(run)
+    assert record["tool/valid_rate"] > 0.5
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    run.close()
 
 
 def test_a_model_object_and_its_tokenizer(tmp_path: Path) -> None:
