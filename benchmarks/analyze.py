@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -100,6 +101,7 @@ def main() -> int:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         peak = watch(process)
         seconds = time.perf_counter() - started
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         page = Path(folder) / "out" / "report.html"
         page_bytes = page.stat().st_size if page.exists() else 0
     result = {
@@ -107,14 +109,14 @@ def main() -> int:
         "tokens": args.tokens,
         "file_bytes": size,
         "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
         "a_second": args.trajectories / seconds,
         "peak_bytes": peak,
         "page_bytes": page_bytes,
     }
     print(f"{args.trajectories} trajectories of {args.tokens} tokens, {size / 1e9:.2f} GB")
-    print(
-        f"{seconds:.1f} s: {result['a_second']:.0f} a second; {peak / 2**20:.0f} MiB at most; page of {page_bytes} bytes"
-    )
+    rate = f"{seconds:.1f} s, {result['a_second']:.0f} a second, with {result['cpu_seconds']:.1f} s of CPU time"
+    print(f"{rate}; {peak / 2**20:.0f} MiB at most; page of {page_bytes} bytes")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return process.returncode

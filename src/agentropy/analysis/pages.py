@@ -19,8 +19,8 @@ READ_AGAIN = 64 << 20
 
 def write_page(
     out: Path, paths: Sequence[str], sources: Sequence[Source], analysis: Analysis, model: str | None = None
-) -> None:
-    """Write the page of an analysis.
+) -> dict[str, Any]:
+    """Write the page of an analysis, and return what it shows.
 
     One directory, or files, in the project's own format are shown as a run's report shows them. Of anything else, and
     of long files, the page has the trajectories that the analysis holds, and the distributions of all calls.
@@ -30,23 +30,20 @@ def write_page(
     directories = [p for p in map(Path, paths) if p.is_dir()]
     folder = Path(model) if model is not None else None
     if own and len(paths) == 1 and directories:
-        write_report(out, directories[0], tables=tables, model=folder)
-    elif own:
-        write_report(out, [s.path for s in sources], tables=tables, model=folder)
-    else:
-        several = len(sources) > 1
-        held = [
-            replace(t, question_id=f"{sources[i].name}: {t.question_id}") if several else t for i, t in analysis.held
-        ]
-        write_report(
-            out,
-            held,
-            title=", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else ""),
-            tables=tables,
-            model=folder or _tokenizer(sources),
-            calls=list(_points(analysis)),
-            total=analysis.report["trajectories"],
-        )
+        return write_report(out, directories[0], tables=tables, model=folder)
+    if own:
+        return write_report(out, [s.path for s in sources], tables=tables, model=folder)
+    several = len(sources) > 1
+    held = [replace(t, question_id=f"{sources[i].name}: {t.question_id}") if several else t for i, t in analysis.held]
+    return write_report(
+        out,
+        held,
+        title=", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else ""),
+        tables=tables,
+        model=folder or _tokenizer(sources),
+        calls=list(_points(analysis)),
+        total=analysis.report["trajectories"],
+    )
 
 
 def _tokenizer(sources: Sequence[Source]) -> Path | None:

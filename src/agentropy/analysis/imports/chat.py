@@ -311,8 +311,8 @@ def _call_start(
     """The first token of the call, and the calls. Where the server gave no tokens of the call, it has none."""
     data = tokens.data
     text = data.decode("utf-8", "surrogateescape")
-    start, found = find_calls(text, results > 0 and not calls)
-    if calls and not found:
+    start, found = find_calls(text, results > 0 or bool(calls))
+    if calls and not (found and found[0].tool == calls[0].tool):
         spoken = content.strip().encode("utf-8", "surrogatepass")
         at = data.rfind(spoken) if spoken else -1
         if at >= 0:
