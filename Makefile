@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-slow test-trl lint check format bench clean
+.PHONY: setup train test test-slow test-trl test-verl lint check format bench clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,18 @@ $(TRL)/.installed: pyproject.toml constraints.txt constraints-trl.txt
 test-trl: $(TRL)/.installed
 	$(TRL)/bin/python -m pytest tests/integrations/trl
 
+# verl too: it wants an older transformers, and another antlr than our math grader takes elsewhere.
+VERL := .venv-verl
+$(VERL)/.installed: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/pip install --quiet --upgrade pip
+	$(VERL)/bin/pip install --quiet --constraint constraints-verl.txt torch
+	$(VERL)/bin/pip install --quiet --constraint constraints-verl.txt --editable '.[verl]' pytest pytest-timeout
+	touch $@
+
+test-verl: $(VERL)/.installed
+	$(VERL)/bin/python -m pytest tests/integrations/verl
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -58,4 +70,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRL) build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRL) $(VERL) build .mypy_cache .ruff_cache .pytest_cache
