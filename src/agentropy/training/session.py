@@ -129,14 +129,15 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
         return 130
     finally:
         await trainer.setup.close()
-    display.close()
     has_page = _page(trainer)
+    display.close()
     _report(trainer, before, after, has_page)
     return 0
 
 
 def _page(trainer: Trainer) -> bool:
     """Write report.html. A run is worth more than its picture: what goes wrong is said, and ends nothing."""
+    trainer.display.say("Writing report.html")
     try:
         write_report(trainer.directory / "report.html", trainer.directory)
     except (UserError, OSError) as error:

@@ -33,11 +33,11 @@ from agentropy.trajectory import Trajectory
 
 BUDGET = 3_000_000
 """Bytes of trajectories in a page, compressed."""
-READ_LIMIT = 512 << 20
+READ_LIMIT = 128 << 20
 """Bytes of training steps that a page is made from; of a longer run, steps at even distances."""
 CHUNK = 512
 # What a byte of a file takes in a page at most, for dealing out the budget before the files are read.
-RATIO = 0.4
+RATIO = 0.2
 EMPTY = RunFiles({}, {}, [], {}, {}, {})
 
 

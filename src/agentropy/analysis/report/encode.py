@@ -204,7 +204,7 @@ def cost(t: Trajectory) -> int:
     model = t.model_tokens
     text = sum(len(r.content) for r in t.results) + 3 * (len(t.ids) - model)
     alternatives = sum(len(a[:ALTERNATIVES]) for s in t.segments for a in s.alternatives or ())
-    return 90 + 7 * model + text // 4 + 5 * alternatives
+    return 60 + 5 * model + text // 6 + 5 * alternatives
 
 
 def round4(value: float | None) -> float | None:
