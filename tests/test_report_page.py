@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -502,6 +504,46 @@ def test_a_live_page_keeps_up_and_keeps_its_place(chromium: Any, tmp_path: Path)
             server.server_close()
             expect(t.page.locator("#live")).to_have_text("the server is gone", timeout=40_000)
             t.complaints.clear()  # the browser reports the refused connection
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow
+def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "agentropy.cli", "train", "--world", "facts", "--steps", "4", "--out", str(run)]
+    options = [
+        "--rollout.questions",
+        "4",
+        "--rollout.samples",
+        "4",
+        "--evaluation.questions",
+        "8",
+        "--evaluation.samples",
+        "2",
+    ]
+    server = make_server(LivePage(run), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/"
+    try:
+        with tab(chromium, allowed=address) as t:
+            t.page.goto(address)
+            with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
+                expect(t.page.locator("#live")).to_have_text(re.compile("live · step [1-4]"), timeout=240_000)
+                assert process.wait(timeout=240) == 0
+            expect(t.page.locator("#live")).to_have_text("complete · step 4", timeout=60_000)
+            assert t.page.locator("#outcome tr", has_text="Avg@2").count() == 1
+            t.page.keyboard.press("t")
+            t.page.keyboard.press("j")
+            assert "gold" in t.page.inner_text(".verdict")
+            t.page.locator(".tokens .t").first.hover()
+            assert "nats" in t.tip()["entropy"]
+        with tab(chromium) as t:
+            t.open((run / "report.html").as_uri())
+            assert "4 of 4" in t.page.inner_text("#main")
     finally:
         server.shutdown()
         server.server_close()

@@ -1,7 +1,7 @@
 // Routes, keys, theme, and the live page.
 
 const blank = () => ({ outcome: "", file: "", calls: "", why: "", kind: "", need: "", question: "" });
-const state = { search: "", filter: blank(), sort: "place", shown: [], open: "", other: "", shading: "entropy", numbers: false, metric: "", by: "status", view: "" };
+const state = { search: "", filter: blank(), sort: "place", shown: [], open: "", other: "", shading: "entropy", numbers: false, metric: "", by: "status", view: "", drawn: "" };
 
 const address = (t, other) => (other ? `#c/${encodeURIComponent(t.key)}/${encodeURIComponent(other.key)}` : `#t/${encodeURIComponent(t.key)}`);
 
@@ -57,7 +57,8 @@ function redrawViewer(message) {
     place.replaceChildren(viewer(t, other));
     const hit = state.search.trim() ? place.querySelector(".hit") : null;
     if (hit) hit.scrollIntoView({ block: "center" });
-    else place.scrollTop = 0;
+    else if (state.drawn !== location.hash) scrollTo(0, 0);
+    state.drawn = location.hash;
   } else {
     place.replaceChildren(el("div", { class: "hint" }, el("p", { text: message || "Choose a trajectory." }), el("p", { class: "quiet", text: "j and k go through the list, / searches, ? shows all keys." })));
   }
@@ -70,7 +71,6 @@ function visit(hash, replace) {
 function open(t) {
   const narrow = matchMedia("(max-width: 800px)").matches;
   visit(address(t), state.open && !narrow);
-  if (narrow) scrollTo(0, 0);
 }
 function compare(t, other) { if (other) visit(address(t, other)); }
 function closeViewer() { visit("#trajectories"); }
