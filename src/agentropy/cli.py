@@ -19,6 +19,7 @@ from agentropy.errors import UserError
 # The order is that of the help page.
 COMMANDS = (
     "train",
+    "launch",
     "view",
     "report",
     "study",

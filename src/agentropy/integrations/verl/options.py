@@ -71,13 +71,17 @@ def read_options(config: Mapping[str, Any]) -> VerlOptions:
         raise UserError(f"{where}: {first['msg']} (got {first['input']!r})") from None
 
 
-def method_of(options: VerlOptions, config: Mapping[str, Any]) -> Method:
-    """The method of a run. The fixed denominator of `sequence-sum-norm` is the trajectories of an update times the
-    longest response, unless the options say otherwise."""
+def method_arguments(options: VerlOptions, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `make_method` for a run. The fixed denominator of `sequence-sum-norm` is the trajectories of an update
+    times the longest response, unless the options say otherwise."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     norm = float(actor["ppo_mini_batch_size"] * rollout["n"] * rollout["response_length"])
-    given = {k.replace("-", "_"): v for k, v in options.method_options.items()}
-    return make_method(options.method, **({"norm_constant": norm} | given))
+    return {"norm_constant": norm} | {k.replace("-", "_"): v for k, v in options.method_options.items()}
+
+
+def method_of(options: VerlOptions, config: Mapping[str, Any]) -> Method:
+    """The method of a run."""
+    return make_method(options.method, **method_arguments(options, config))
 
 
 def check_config(config: Mapping[str, Any], method: Method) -> None:
