@@ -39,7 +39,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("max-result-tokens", int, "longer tool results are cut in the middle (default 512)"),
     ("max-context", int, "tokens a trajectory (default: what the model allows, at most 4096 in the local engine)"),
     ("tool-timeout", float, "seconds a tool call may take (default 5)"),
-    ("max-slots", int, "sequences that the local engine decodes at once (default 64; 16 on a CPU)"),
+    ("max-slots", int, "sequences that the local engine decodes at once (default 64; 32 on a CPU)"),
     ("device", str, "auto (default), cpu, cuda, cuda:1 or mps"),
     ("dtype", str, "float32 (default) or bfloat16"),
     ("threads", int, "CPU threads of torch"),

@@ -69,7 +69,7 @@ class EvaluationConfig(BaseModel):
     max_context: int | None = Field(None, ge=8)
     tool_timeout: float | None = Field(None, gt=0)
     max_slots: int | None = Field(None, ge=1)
-    """Sequences that the local engine decodes at once. None: 64; 16 for larger models on a CPU, which gain no more."""
+    """Sequences that the local engine decodes at once. None: 64; 32 for larger models on a CPU."""
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(None, ge=1, le=1024)
@@ -142,7 +142,7 @@ def filled(config: EvaluationConfig) -> EvaluationConfig:
         defaults["protocol"] = "tags" if config.embedded else "hermes"
     if config.server is None:
         on_cpu = pick_device(config.device).type == "cpu"
-        defaults["max_slots"] = 16 if on_cpu and not config.embedded else 64
+        defaults["max_slots"] = 32 if on_cpu and not config.embedded else 64
     updates |= {k: v for k, v in defaults.items() if getattr(config, k) is None and updates.get(k) is None}
     return config.model_copy(update=updates)
 
