@@ -212,6 +212,7 @@ def test_the_command(run_directory: Path, tmp_path: Path, capsys: pytest.Capture
     for arguments, words in (
         ([str(tmp_path / "no")], "no such file"),
         ([file, str(run_directory)], "of one directory, or of files"),
+        ([str(run_directory.parent)], "no run or evaluation directory"),
         ([file, "--option", "alpha=1"], "--option needs --method"),
         ([file, "--method", "tao", "--option", "x"], "KEY=VALUE"),
         ([file, "--method", "tao"], "did you mean"),
@@ -229,6 +230,7 @@ def test_damaged_files_are_named(run_directory: Path, tmp_path: Path, capsys: py
     bad.write_text("{}\n")
     assert main(["report", str(bad)]) == 2
     assert "bad.jsonl, line 1" in capsys.readouterr().err
+    (tmp_path / "bad.jsonl").unlink()
     for name in ("config.yaml", "environment.json", "evaluation-before.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes(b"\xff\x00{[")
     data = page_of_files(tmp_path)
@@ -278,6 +280,8 @@ def test_the_live_server(tmp_path: Path) -> None:
         assert get(port, "/data", host="evil.example")[0] == 421
         assert get(port, "/data", host=f"evil.example:{port}")[0] == 421
         assert get(port, "/data", host=f"localhost:{port}")[0] == 200
+        assert get(port, "/data", host="127.0.0.1.evil.example")[0] == 421
+        assert get(port, "/data", host="localhost:9000")[0] == 200, "the port of a tunnel"
         assert get(port, "/../../etc/passwd")[0] == 404
         make_run(run, steps=1)
         deadline = time.monotonic() + 30

@@ -8,6 +8,9 @@ from typing import Any
 
 from agentropy.errors import UserError
 
+# One of these is in every directory of a run or an evaluation.
+HOLDS = ("metrics.jsonl", "trajectories", "trajectories.jsonl", "config.yaml")
+
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `report` to the command line."""
@@ -44,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
     for path in sources:
         if not path.exists():
             raise UserError(f"cannot read {path}: there is no such file or directory")
+        if path.is_dir() and not any((path / name).exists() for name in HOLDS):
+            raise UserError(
+                f"{path} is no run or evaluation directory: it has none of {', '.join(HOLDS)}; a study has its own page"
+            )
     from agentropy.analysis.report import write_report
 
     method = chosen_method(args.method, args.option)

@@ -203,6 +203,7 @@ def _run(results: Results, run: Run) -> str:
     state = "complete" if data else state_of(results, run)
     inside = [f'<p><a href="{e(quote(folder))}/">{e(folder)}</a>: {e(state)}</p>']
     if data:
+        inside.append(f'<p><a href="{e(quote(folder))}/report.html">Its report: curves and trajectories</a></p>')
         environment: dict[str, Any] = {k: v for k, v in data.environment.items() if k != "packages"}
         inside.append(f"<pre>{e(json.dumps(environment, indent=1))}</pre><pre>{e(data.config_text)}</pre>")
     return f'<details id="{e(folder)}"><summary>{e(run.name)}</summary>{"".join(inside)}</details>'

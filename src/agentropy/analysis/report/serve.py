@@ -82,8 +82,8 @@ class LivePage:
             return page_of_files(self.source, method=self.method, model=self.model, budget=BUDGET, cache=self.cache)
         except UserError as error:
             return {"waiting": f"This cannot be shown: {error}"}
-        except FileNotFoundError as error:  # removed between listing and reading
-            return {"waiting": f"Waiting for {error.filename}: it has gone."}
+        except OSError as error:  # such as one removed between listing and reading
+            return {"waiting": f"This cannot be read: {error.filename}: {error.strerror}"}
 
 
 def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
@@ -96,8 +96,9 @@ def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             where = urlsplit(self.path)
-            # A page of another site can point a name of its own at 127.0.0.1, but cannot make the browser hide it.
-            if self.headers.get("Host") not in self.hosts():
+            # A page of another site can point a name of its own at 127.0.0.1, but cannot make the browser hide it. The
+            # port may be another: that of a tunnel.
+            if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
                 self.reply(421, b"this server answers at 127.0.0.1 only\n", "text/plain")
             elif where.path == "/":
                 self.reply(200, page, "text/html; charset=utf-8", packed=True)
@@ -109,10 +110,6 @@ def make_server(live: LivePage, port: int) -> ThreadingHTTPServer:
                     self.reply(200, body, "application/json", packed=True)
             else:
                 self.reply(404, b"there is nothing here but / and /data\n", "text/plain")
-
-        def hosts(self) -> tuple[str, ...]:
-            place = int(str(server.server_address[1]))
-            return (f"127.0.0.1:{place}", f"localhost:{place}") + (("127.0.0.1", "localhost") if place == 80 else ())
 
         def reply(self, status: int, body: bytes, kind: str, packed: bool = False) -> None:
             if packed and "gzip" not in self.headers.get("Accept-Encoding", ""):
