@@ -27,7 +27,17 @@ from agentropy.policies.loading import converted, find_smollm2
 
 FILES = {"gsm8k": "gsm8k_test.jsonl", "hotpotqa": "hotpotqa_ctx.jsonl"}
 TOOLS = {"gsm8k": "python", "hotpotqa": "search"}
-COMMON = ["--temperature", "0", "--max-new-tokens", "160", "--max-result-tokens", "1024", "--protocol", "hermes"]
+COMMON = [
+    "--temperature",
+    "0",
+    "--max-new-tokens",
+    "160",
+    "--max-result-tokens",
+    "1024",
+    "--protocol",
+    "hermes",
+    "--lenient",
+]
 
 
 def main() -> int:

@@ -364,3 +364,20 @@ def test_token_ids_of_a_server_are_those_of_the_local_engine(tmp_path: Path) -> 
     }
     assert results(tmp_path / "local", "g.jsonl")["scores"] == results(tmp_path / "remote", "g.jsonl")["scores"]
     assert {t["entropy_kind"] for t in there.values()} == {"top-k"}
+
+
+def test_lenient_scoring_reads_what_follows_the_answer_is(tmp_path: Path) -> None:
+    class Talker(Multiplier):
+        def _says(self, messages: Any) -> tuple[str, str | None]:
+            return "I think so. So, the answer is 5,040.", None
+
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "What is 7 times 720?", "answers": ["5040"], "grader": "math"}\n')
+    with server(Talker()) as served:
+        asked = ["--server", served.url, "--model", "multiplier", "--tasks", str(path), "--samples", "2"]
+        assert run(*asked, "--out", str(tmp_path / "strict")) == 0
+        assert run(*asked, "--lenient", "--out", str(tmp_path / "lenient")) == 0
+    assert results(tmp_path / "strict", "q.jsonl")["avg"]["mean"] == 0.0
+    found = results(tmp_path / "lenient", "q.jsonl")
+    assert (found["avg"]["mean"], found["majority"]["mean"]) == (1.0, 1.0)
+    assert kept(tmp_path / "lenient")[0]["answer"] == "I think so. So, the answer is 5,040."

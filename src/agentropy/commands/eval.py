@@ -65,6 +65,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--world-option", metavar="KEY=VALUE", action="append", help="a setting of the world")
     parser.add_argument("--protocol-option", metavar="KEY=VALUE", action="append", help="a setting of the protocol")
+    parser.add_argument(
+        "--lenient", action="store_true", help="take what follows 'the answer is' where an answer has no box"
+    )
     parser.add_argument("--out", metavar="DIR", help="evaluation directory (default runs/eval-…)")
     parser.add_argument("--resume", metavar="DIR", help="go on with an evaluation")
     for name, kind, text in OPTIONS:
@@ -111,6 +114,8 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, key)
         if value is not None:
             values[key] = value
+    if args.lenient:
+        values["lenient"] = True
     if "tools" in values:
         names = split_list(values["tools"])
         values["tools"] = [] if names in ([], ["none"]) else names

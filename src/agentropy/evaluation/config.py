@@ -59,6 +59,8 @@ class EvaluationConfig(BaseModel):
     protocol_options: dict[str, Any] = {}
     system: str | None = None
     """None: each benchmark's own."""
+    lenient: bool = False
+    """Of an answer without a box, what follows "the answer is" and the like counts."""
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, le=2**31 - 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentropy.errors import UserError
+from agentropy.evaluation.config import EvaluationConfig
 from agentropy.evaluation.records import Record, records_of
 from agentropy.evaluation.suites import Suite
 from agentropy.rollout.loop import Attempt
@@ -26,12 +27,13 @@ Key = tuple[str, str]
 """A trajectory: its benchmark and its id."""
 
 
-def units_of(suite: Suite, samples: int, size: int, seed: int) -> list[Unit]:
+def units_of(suite: Suite, config: EvaluationConfig, size: int) -> list[Unit]:
     """All attempts of a suite, `size` a unit. Seeds hang on the benchmark, the question and the sample alone."""
+    extra: dict[str, str | int | float] = {"benchmark": suite.name} | ({"lenient": True} if config.lenient else {})
     attempts = [
-        Attempt(task, f"{task.id}/{k}", derive(seed, "eval", suite.name, task.id, k), {"benchmark": suite.name})
+        Attempt(task, f"{task.id}/{k}", derive(config.seed, "eval", suite.name, task.id, k), extra)
         for task in suite.tasks
-        for k in range(samples)
+        for k in range(config.samples)
     ]
     return [tuple(attempts[i : i + size]) for i in range(0, len(attempts), size)]
 

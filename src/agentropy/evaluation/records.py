@@ -13,6 +13,7 @@ from agentropy.evaluation.grading.extract import unbox
 from agentropy.evaluation.grading.number import parse_number
 from agentropy.evaluation.grading.qa import grade_qa, normalize_strict
 from agentropy.evaluation.metrics import code_lines
+from agentropy.evaluation.score import lenient_answer
 from agentropy.evaluation.summary import executed_calls
 from agentropy.trajectory import Trajectory, read_jsonl
 
@@ -78,6 +79,7 @@ def _record(t: Trajectory, reducing: int) -> Record:
     programs = [(str(c.arguments["code"]), r.status) for c, r in executed_calls(t) if "code" in c.arguments]
     measured = all(s.entropies is not None for s in t.segments if s.is_model and s.ids)
     gold = t.extra.get("gold")
+    answer = lenient_answer(t.answer) if t.answer and t.extra.get("lenient") else t.answer
     lost = t.stop == "error" or any(r.status == "lost" for r in t.results)
     return Record(
         benchmark=str(t.extra.get("benchmark") or UNNAMED),
@@ -85,9 +87,9 @@ def _record(t: Trajectory, reducing: int) -> Record:
         question_id=t.question_id,
         trajectory_id=t.trajectory_id,
         question=t.question,
-        answer=t.answer,
+        answer=answer,
         score=None if lost else t.score,
-        exact=_exact(t.answer, gold) if isinstance(gold, list) and gold and not lost and t.score is not None else None,
+        exact=_exact(answer, gold) if isinstance(gold, list) and gold and not lost and t.score is not None else None,
         lost=lost,
         stop=t.stop,
         tokens=t.model_tokens,

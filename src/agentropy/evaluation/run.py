@@ -76,7 +76,7 @@ def _run(config: EvaluationConfig, directory: Path, page: Callable[[Path], None]
     engines.check(config)
     suites = make_suites(config)
     size = unit_size(config)
-    units = {s.name: units_of(s, config.samples, size, config.seed) for s in suites}
+    units = {s.name: units_of(s, config, size) for s in suites}
     if fresh:
         journal = Journal(directory)
     else:
@@ -85,7 +85,7 @@ def _run(config: EvaluationConfig, directory: Path, page: Callable[[Path], None]
     done = {(r.benchmark, r.trajectory_id) for r in journal.records}
     todo = {name: [u for u in row if key_of(u[0]) not in done] for name, row in units.items()}
     if any(todo.values()):
-        scorer = Scorer()
+        scorer = Scorer(lenient=config.lenient)
         engine = make_engine(config, suites, scorer)
         save(config, directory / "config.yaml")
         write_questions(directory, suites)

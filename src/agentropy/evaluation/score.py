@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from agentropy.evaluation.benchmarks import livecodebench
 from agentropy.evaluation.grading.code import problem_gold
+from agentropy.evaluation.grading.extract import extract
 from agentropy.evaluation.grading.graders import Grader, make_grader
 from agentropy.evaluation.grading.qa import METRICS
 from agentropy.tasks.base import Task
@@ -19,10 +20,19 @@ def problem(task: Task) -> str:
     return problem_gold(tests, task.row.get("checker"), prelude)
 
 
-class Scorer:
-    """Grades answers for the agent loop. Counts what could not be graded, by reason."""
+def lenient_answer(answer: str) -> str:
+    """What a text marks as its answer in any of the usual ways; the whole text where it marks none."""
+    return extract(answer, "lenient").answer or answer
 
-    def __init__(self, workers: int = 1, timeout: float = 5.0) -> None:
+
+class Scorer:
+    """Grades answers for the agent loop. Counts what could not be graded, by reason.
+
+    lenient: of an answer without a box, what follows the last "the answer is", "final answer" or "####" counts.
+    """
+
+    def __init__(self, workers: int = 1, timeout: float = 5.0, lenient: bool = False) -> None:
+        self._lenient = lenient
         self._graders: dict[str, Grader] = {}
         self._workers = workers
         self._timeout = timeout
@@ -40,6 +50,8 @@ class Scorer:
         golds = task.answers
         if not golds and "tests" in task.row:
             golds = (problem(task),)
+        if self._lenient and task.grader != "code":
+            answer = lenient_answer(answer)
         verdict = await self.grader(task.grader).grade_answer(answer, golds)
         if verdict.score is None:
             self.ungraded[verdict.reason] = self.ungraded.get(verdict.reason, 0) + 1

@@ -9,7 +9,7 @@ from typing import Any
 Adapt = Callable[["Benchmark", str, Mapping[str, Any]], "dict[str, Any] | str"]
 """One row of the publisher's as the row of a task file (question, answers or tests, …), or why it is left out."""
 
-MATHS = "Solve the problem. Think step by step, and give only the final answer as the answer."
+MATHS = "Solve the problem step by step."
 SHORT = (
     "Answer the question. The answer is a name, a number, a date, yes or no: as few words as possible, no sentence and "
     "no explanation."
