@@ -514,7 +514,7 @@ def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "agentropy.cli", "train", "--world", "facts", "--steps", "4", "--out", str(run)]
+    command = [sys.executable, "-m", "agentropy.cli", "train", "--world", "facts", "--steps", "12", "--out", str(run)]
     options = [
         "--rollout.questions",
         "4",
@@ -532,9 +532,9 @@ def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
         with tab(chromium, allowed=address) as t:
             t.page.goto(address)
             with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
-                expect(t.page.locator("#live")).to_have_text(re.compile("live · step [1-4]"), timeout=240_000)
+                expect(t.page.locator("#live")).to_have_text(re.compile(r"live · step \d+"), timeout=240_000)
                 assert process.wait(timeout=240) == 0
-            expect(t.page.locator("#live")).to_have_text("complete · step 4", timeout=60_000)
+            expect(t.page.locator("#live")).to_have_text("complete · step 12", timeout=60_000)
             assert t.page.locator("#outcome tr", has_text="Avg@2").count() == 1
             t.page.keyboard.press("t")
             t.page.keyboard.press("j")
@@ -543,7 +543,7 @@ def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
             assert "nats" in t.tip()["entropy"]
         with tab(chromium) as t:
             t.open((run / "report.html").as_uri())
-            assert "4 of 4" in t.page.inner_text("#main")
+            assert "12 of 12" in t.page.inner_text("#main")
     finally:
         server.shutdown()
         server.server_close()

@@ -202,8 +202,9 @@ def _run(results: Results, run: Run) -> str:
     data = results.data.get(run.name)
     state = "complete" if data else state_of(results, run)
     inside = [f'<p><a href="{e(quote(folder))}/">{e(folder)}</a>: {e(state)}</p>']
-    if data:
+    if (run.directory(results.out) / "report.html").is_file():
         inside.append(f'<p><a href="{e(quote(folder))}/report.html">Its report: curves and trajectories</a></p>')
+    if data:
         environment: dict[str, Any] = {k: v for k, v in data.environment.items() if k != "packages"}
         inside.append(f"<pre>{e(json.dumps(environment, indent=1))}</pre><pre>{e(data.config_text)}</pre>")
     return f'<details id="{e(folder)}"><summary>{e(run.name)}</summary>{"".join(inside)}</details>'
