@@ -8,18 +8,23 @@ import json
 import pickle
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentropy.errors import UserError
-from agentropy.evaluation.benchmarks import livecodebench
+from agentropy.evaluation.benchmarks import livecodebench, load
+from agentropy.evaluation.benchmarks.base import CODE, MATHS, Source
 from agentropy.evaluation.benchmarks.load import find_benchmark, load_benchmark
 from agentropy.evaluation.benchmarks.table import BENCHMARKS
+from agentropy.evaluation.config import filled, make_config
 from agentropy.evaluation.grading.qa import grade_qa
 from agentropy.evaluation.score import Scorer, problem
+from agentropy.evaluation.suites import Suite, make_suites
 from agentropy.tasks.base import Task
+from agentropy.trajectory import ToolCall
 
 HOTPOT_HUB = {
     "id": "5a7",
@@ -411,3 +416,67 @@ def test_a_functional_test_without_its_function(tmp_path: Path) -> None:
 )
 def test_quasi_exact_match(gold: str, answer: str, same: bool) -> None:
     assert grade_qa(answer, [gold], "gaia").correct is same
+
+
+def test_the_hubs_rows_go_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    from agentropy.policies import loading
+
+    monkeypatch.setattr(loading, "hub_reachable", lambda: True)
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    write(folder / "test.jsonl", [{"question": "Q?", "answer": "so\n#### 5"}, {"question": "R?", "answer": "#### 6"}])
+    copy = replace(BENCHMARKS["gsm8k"], source=Source(str(folder), "test"))
+    monkeypatch.setattr(load, "BENCHMARKS", {"gsm8k": copy})
+    assert [t.answers for t in load_benchmark("gsm8k", limit=1).tasks] == [("5",)]
+    gone = replace(copy, source=Source(str(tmp_path / "gone"), "test"))
+    monkeypatch.setattr(load, "BENCHMARKS", {"gsm8k": gone})
+    with pytest.raises(UserError, match=r"cannot load .*gone from the Hugging Face hub: .*--data gsm8k=FILE"):
+        load_benchmark("gsm8k")
+
+
+# How they are asked
+
+
+def suites(**values: Any) -> list[Suite]:
+    return make_suites(filled(make_config({"model": "m", **values})))
+
+
+def test_search_takes_the_questions_own_paragraphs(tmp_path: Path) -> None:
+    (suite,) = suites(benchmarks=["hotpotqa"], data={"": write(tmp_path / "h.jsonl", [HOTPOT_HUB])})
+    assert [s["function"]["name"] for s in suite.toolbox.specs] == ["search"]
+
+    async def search() -> str:
+        session, _ = await suite.toolbox.open({}, 0)
+        (result,) = await session.call([ToolCall("search", {"query": "Ed"})])
+        return result.content
+
+    assert "Ed was American." in asyncio.run(search())
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Ed", "text": "From the corpus."}) + "\n")
+    (suite,) = suites(benchmarks=["hotpotqa"], data={"hotpotqa": str(tmp_path / "h.jsonl")})
+    assert "From the corpus." in asyncio.run(search())
+
+
+def test_prompts_and_tools_are_the_benchmarks_unless_told_otherwise(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "g.jsonl",
+        [{"id": 1, "question": "Q?", "answers": ["1"]}, {"id": 1, "question": "R?", "answers": ["2"]}],
+    )
+    maths, code = suites(benchmarks=["gsm8k", "livecodebench"], data={"gsm8k": file, "livecodebench": file}, tools=[])
+    assert [t.id for t in maths.tasks] == ["gsm8k-1", "gsm8k-1#2"]  # ids that are none
+    assert (maths.system, maths.hint, maths.exact, maths.vote) == (MATHS, True, False, True)
+    assert (code.system, code.hint, code.vote) == (CODE, False, False)
+    assert maths.toolbox.specs == []
+    (own,) = suites(benchmarks=["gsm8k"], data={"": file}, system="Think.")
+    assert own.system == "Think."
+    assert [s["function"]["name"] for s in own.toolbox.specs] == ["python"]
+
+
+def test_all_questions_of_a_file_or_those_for_the_test(tmp_path: Path) -> None:
+    file = write(tmp_path / "g.jsonl", [{"question": f"Q{i}?", "answers": ["1"]} for i in range(40)])
+    (whole,) = suites(tasks=file)
+    (test,) = suites(tasks=file, split="test")
+    assert len(whole.tasks) == 40
+    assert 0 < len(test.tasks) < 20
+    assert whole.fingerprint != test.fingerprint
+    assert suites(tasks=file)[0].fingerprint == whole.fingerprint

