@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from agentropy.analysis.analyse import analyse
-from agentropy.analysis.imports import Options, sources
+from agentropy.analysis.imports import FORMATS, Options, sources
 from agentropy.analysis.methods import DEFAULT, verdicts
 from agentropy.analysis.pages import write_page
 from agentropy.analysis.stream import Sample, cuts, read_pieces
 from agentropy.batch import make_batch
 from agentropy.cli import main
+from agentropy.commands import analyze as commands
 from agentropy.methods import make_method
 from agentropy.trajectory import Trajectory, dumps, write_jsonl
 from make_trajectories import EXAMPLE, trajectory
@@ -97,15 +98,20 @@ def test_methods_see_whole_groups_wherever_they_lie(file: Path) -> None:
 
 
 def test_processes_and_pieces_change_nothing(file: Path) -> None:
-    whole = analyse(sources([file]), Options(), DEFAULT, workers=0)
-    many = Sample()
-    pieces = list(read_pieces(sources([file]), Options(), many, workers=2, piece_bytes=2_000))
-    assert len(pieces) > 5
-    assert sum(len(p.calls["tool"]) for p in pieces) == whole.report["calls"]
-    assert [t for _, t in many.trajectories] != []
-    assert sorted(dumps(t) for _, t in many.trajectories) == sorted(dumps(t) for _, t in whole.held)
-    parallel = analyse(sources([file]), Options(), DEFAULT, workers=2)
-    assert parallel.report == whole.report
+    found = {}
+    for workers, size in ((0, 1), (1, 5_000)):
+        sample = Sample()
+        pieces = list(read_pieces(sources([file]), Options(), sample, workers=workers, piece_bytes=size))
+        assert (len(pieces) > 3) == bool(workers)
+        rows = [list(row) for p in pieces for row in zip(*p.rows.values(), strict=True)]
+        numbers = [p.calls["entropy_change"].tolist() for p in pieces]
+        found[workers] = (
+            repr(rows),
+            repr([v for part in numbers for v in part]),
+            [dumps(t) for _, t in sample.trajectories],
+        )
+    assert len(rows) == QUESTIONS * SAMPLES
+    assert found[0] == found[1]
 
 
 def test_a_sample_holds_whole_questions_within_its_budget(file: Path) -> None:
@@ -133,7 +139,7 @@ def test_pieces_end_at_line_ends(tmp_path: Path) -> None:
         assert all(b == len(data) or data[b - 1 : b] == b"\n" for _, b in spans)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_errors_name_the_line_in_every_process(
     workers: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +210,14 @@ def test_the_page_says_that_numbers_are_estimates(tmp_path: Path) -> None:
     data = write_page(tmp_path / "report.html", [str(chat)], found, analyse(found, Options(), ["tao-rl"]))
     assert "are estimates" in json.dumps(data["tables"])
     assert len(data["trajectories"]) == 1
+
+
+def test_the_formats_of_the_help_are_those_of_the_imports() -> None:
+    assert tuple(FORMATS) == commands.FORMATS
+
+
+def test_a_file_that_is_named_twice_counts_once(file: Path) -> None:
+    assert len(sources([file, file.parent, file])) == 1
 
 
 def test_one_group_gives_no_interval_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

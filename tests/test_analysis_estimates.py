@@ -133,6 +133,7 @@ def test_the_embedded_agents(world: str, most: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_smollm2(tmp_path: Path) -> None:
     """A model with 49,152 tokens and wide distributions; its calls are put in its mouth."""
     from agentropy.policies.loading import load_model

@@ -10,6 +10,7 @@ import gc
 import hashlib
 import math
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -35,7 +36,7 @@ PARALLEL_FROM = 48 << 20
 """Bytes of input below which starting processes costs more than it saves."""
 EXTREMES = 10
 EVERYTHING = 2**63 - 1
-SAMPLE_TOKENS = 1_500_000
+SAMPLE_TOKENS = 500_000
 """Tokens of trajectories that are held; some 100 bytes each."""
 NUMBERS = (
     "call",
@@ -222,12 +223,15 @@ def read_pieces(
             yield from _whole(index, source, options, sample, model)
         return
     # Not forked: the parent may have threads.
-    with ProcessPoolExecutor(workers, mp_context=_context(), initializer=_start_worker) as pool:
+    pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=_start_worker)
+    try:
         for index, source in enumerate(sources):
             if source.format == "agentropy" and source.path.suffix != ".json":
                 yield from _parallel(pool, workers, index, source, options, sample, model, piece_bytes)
             else:
                 yield from _whole(index, source, options, sample, model)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _context() -> Any:
@@ -239,6 +243,7 @@ def _context() -> Any:
 def _start_worker() -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work, and says so once
     torch.set_num_threads(1)
     gc.disable()  # what is read has no cycles, and looking for them takes a fifth of the time
 

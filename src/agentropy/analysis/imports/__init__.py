@@ -76,6 +76,7 @@ def sources(paths: Sequence[Path | str], format: str | None = None) -> list[Sour
             found.append(Source(path, format or detect(path), path.name, path.stem))
         else:
             raise UserError(f"cannot read {path}: there is no such file")
+    found = list({s.path.resolve(): s for s in found}.values())  # a file that is named twice counts once
     names = [s.name for s in found]
     return [s if names.count(s.name) == 1 else replace(s, name=str(s.path), part=str(s.path)) for s in found]
 
