@@ -91,7 +91,7 @@ def _run(config: EvaluationConfig, directory: Path, page: Callable[[Path], None]
         write_questions(directory, suites)
         if engine.tokenizer is not None:
             engine.tokenizer.save_pretrained(str(directory / "tokenizer"))  # for whoever reads the trajectories
-        if fresh:
+        if not (directory / "environment.json").exists():
             write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
         progress = make_progress()
         try:
@@ -224,8 +224,8 @@ def _report(
     print(f"Evaluation directory: {directory} (results.json, trajectories.jsonl, config.yaml, environment.json)")
     page(directory)
     if lost:
-        print(f"{lost} trajectories were lost to faults of tools or server; to ask them again: "
-              f"agentropy eval --resume {directory}")  # fmt: skip
+        again = f"agentropy eval --resume {directory}"
+        print(f"{lost} trajectories were lost to faults of tools or server; to ask them again: {again}")
     return 0 if any(row["scores"] for row in results.values()) else 1
 
 
