@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ def main() -> int:
     parser.add_argument("--hotpotqa", type=int, default=50, help="questions (default 50)")
     parser.add_argument("--threads", type=int, help="of the local engine; 1 on a machine that others use too")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server must not outlive the script
     args.out.mkdir(parents=True, exist_ok=True)
     cells = [(name, tools) for name in FILES for tools in ("none", TOOLS[name])]
     for name, tools in cells:
