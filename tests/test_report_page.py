@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from agentropy.analysis.report import write_report
+from agentropy.analysis.report import Table, write_report
 from agentropy.analysis.report.serve import LivePage, make_server
 from agentropy.batch import make_batch
 from agentropy.methods import make_method
 from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory, read_jsonl, write_jsonl
-from report_pages import Tab, browser, make_run, make_tokenizer, model_segment, tab
+from report_pages import Tab, browser, make_run, make_tokenizer, make_trajectory, model_segment, tab
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,20 @@ def test_overview(chromium: Any, report: str) -> None:
         t.page.select_option("#metric", "time/step")
         assert t.page.locator(".any .chart .name").inner_text() == "time/step"
         assert "Of 80 trajectories drawn, 48 (60.0 %) passed every filter." in text
+
+
+def test_tables_of_others_lead_to_trajectories(chromium: Any, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    some = [make_trajectory(tokenizer, k, "Q 1?", f"<i>{k}", ("ok",), 1.0) for k in range(2)]
+    table = Table("Most <b>useful", ("dH", "trajectory"), ((-0.25, "<i>1"), (0.5, "not here")), "a <note>")
+    write_report(tmp_path / "r.html", some, tables=[table])
+    with tab(chromium) as t:
+        t.open((tmp_path / "r.html").as_uri())
+        assert "Most <b>useful" in t.page.inner_text("#main")
+        assert t.page.locator("table.numbers a").all_inner_texts() == ["<i>1"]
+        t.page.locator("table.numbers a").click()
+        t.page.wait_for_selector(".trajectory")
+        assert t.page.inner_text(".id") == "<i>1"
 
 
 def test_distributions_count_the_calls_of_training(chromium: Any, report: str, run_directory: Path) -> None:

@@ -96,6 +96,7 @@ function adopt(data) {
   page = data;
   page.byKey = new Map();
   page.ofQuestion = new Map();
+  page.byId = new Map(); // null where several have the id, as before and after training do
   page.trajectories.forEach((t, place) => {
     t.place = place;
     t.vocabulary = page.vocabulary;
@@ -113,6 +114,7 @@ function adopt(data) {
     t.reach = t.calls.reduce((most, c) => Math.max(most, Math.abs(c.d || 0)), 0);
     t.right = t.sc === null || t.sc === undefined ? null : t.sc >= 0.5;
     page.byKey.set(t.key, t);
+    page.byId.set(t.i, page.byId.has(t.i) ? null : t);
     if (!page.ofQuestion.has(t.q)) page.ofQuestion.set(t.q, []);
     page.ofQuestion.get(t.q).push(t);
   });

@@ -68,7 +68,12 @@ function whatRan() {
 }
 
 function otherTable(table) {
-  const cell = (v, i) => (typeof v === "number" ? el("td", { text: Number.isInteger(v) ? count(v) : sig(v) }) : el(i ? "td" : "th", { class: "words", scope: i ? null : "row" }, el("bdi", { text: v === null ? "–" : oneLine(short(v, 400)) })));
+  const words = (v) => {
+    const node = el("bdi", { text: v === null ? "–" : oneLine(short(v, 400)) });
+    const t = page.byId.get(v); // a cell that names a trajectory of this page leads to it
+    return t ? el("a", { href: address(t) }, node) : node;
+  };
+  const cell = (v, i) => (typeof v === "number" ? el("td", { text: Number.isInteger(v) ? count(v) : sig(v) }) : el(i ? "td" : "th", { class: "words", scope: i ? null : "row" }, words(v)));
   const head = el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { scope: "col", class: table.rows.some((r) => typeof r[i] === "number") ? null : "words", text: c }))));
   const body = el("tbody", {}, table.rows.map((r) => el("tr", {}, r.map(cell))));
   const id = `table-${table.title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
