@@ -30,7 +30,7 @@ from agentropy.evaluation.score import Scorer
 from agentropy.integrations.batches import padded
 from agentropy.integrations.trl_batch import Item, Made, collect, completion_logprobs, score_of
 from agentropy.integrations.trl_engine import Engine
-from agentropy.integrations.trl_options import method_for
+from agentropy.integrations.trl_options import check_processes, method_for
 from agentropy.integrations.trl_rollout import (
     Row,
     Sampler,
@@ -43,7 +43,7 @@ from agentropy.integrations.trl_rollout import (
     surroundings,
     task_of,
 )
-from agentropy.integrations.trl_update import rescored, update_metrics, weigh
+from agentropy.integrations.trl_update import check_padding, correct_logs, rescored, update_metrics, weigh
 from agentropy.methods.base import Method
 from agentropy.protocols import make_dialect
 from agentropy.rollout.branching import rollout_for
@@ -150,7 +150,7 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.reward_func_names.append(label)
             self.reward_processing_classes.append(None)
             self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
-        self._check_processes()
+        check_processes(self, self._method)
         options = dict(protocol_options or {})
         if protocol == "hermes" and grader is None:
             options = {"answer_format": "text"} | options  # prompts as TRL renders them, answers as it takes them
@@ -181,29 +181,9 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             place, (turn, _) = self._sampler.place_of(row), question_of(row["prompt"])
             task = task_of(row, "", place, grader, answer_column)
             dialect.prompt(task.question, place.toolbox.specs, system if turn is None else turn)
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # there the weights come together in training only
+            check_padding(self)
         atexit.register(self.close)
-
-    def _check_processes(self) -> None:
-        branching = self._method.rollout is not None
-        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        if branching and rows % self.num_generations:
-            raise UserError(
-                f"method {self._method.name} grows a tree of {self.num_generations} trajectories in one process, and "
-                f"a process has {rows} rows: make per_device_train_batch_size x steps_per_generation a multiple"
-            )
-        if self.use_vllm:
-            if branching:
-                raise UserError(f"method {self._method.name} branches by entropies, which vLLM does not give to TRL")
-            together = self.vllm_mode == "server" and self.accelerator.num_processes > 1
-            if together or self.vllm_tensor_parallel_size > 1:
-                raise UserError(
-                    "TRL gathers the prompts of all processes in every call of this vLLM, and agent loops do not keep "
-                    "pace: use vllm_mode='colocate' with vllm_tensor_parallel_size=1"
-                )
-        elif self.is_fsdp_enabled or getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
-            raise UserError(
-                "the weights are sharded (FSDP, ZeRO-3), and agentropy's engine needs them whole: set use_vllm"
-            )
 
     def close(self) -> None:
         """Stop tools and graders. Done at exit too; safe to call twice."""
@@ -229,7 +209,7 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             write_jsonl(folder / name, collected.sampled)
         texts = [self._tokenizer.decode(item.trajectory.prompt) for item in self._made.own()]
         out: dict[str, Any] = super()._generate_and_score_completions([{"prompt": text} for text in texts])
-        self._correct_logs(mode)
+        correct_logs(self, self._made, mode)
         self._add_columns(out)
         return out
 
@@ -347,24 +327,6 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             for column, value in item.extra.items():
                 self._pending_extra_logs[column].append(value)
         return torch.tensor([item.rewards for item in self._made.items], device=self.accelerator.device)
-
-    def _correct_logs(self, mode: str) -> None:
-        """What TRL guesses from the last token (was it cut?) or from its own advantages, as it really is."""
-        assert self._made is not None
-        batch, shaped = self._made.batch, self._made.shaped
-        lengths = [sum(completion_of(item.trajectory)[1]) for item in self._made.items]
-        whole = [n for n, cut in zip(lengths, batch.truncated.tolist(), strict=True) if not cut] or [0]
-        logged = self._metrics[mode]
-        logged["completions/clipped_ratio"][-1] = float(batch.truncated.float().mean())
-        logged["completions/mean_terminated_length"][-1] = sum(whole) / len(whole)
-        logged["completions/min_terminated_length"][-1] = float(min(whole))
-        logged["completions/max_terminated_length"][-1] = float(max(whole))
-        sums = torch.zeros(batch.n_trajectories).index_add_(0, batch.trajectory_of, shaped.advantages)
-        counts = torch.zeros(batch.n_trajectories).index_add_(0, batch.trajectory_of, shaped.loss_mask.float())
-        column = self._logs["advantages"]
-        for _ in range(min(len(column), len(self._made.items))):
-            column.pop()
-        column.extend((sums / counts.clamp(min=1)).tolist())
 
     def _add_columns(self, out: dict[str, Any]) -> None:
         """Our per-token columns; the weights of the loss follow when the rows are in their micro-batches."""

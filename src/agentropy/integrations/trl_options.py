@@ -86,3 +86,25 @@ def changed_fields(args: Any) -> dict[str, Any]:
         for f in dataclasses.fields(args)
         if f.default is not dataclasses.MISSING and getattr(args, f.name) != f.default
     }
+
+
+def check_processes(trainer: Any, method: Method) -> None:
+    """Raise UserError for ways to spread the work that the method or its sampling cannot go along with."""
+    args = trainer.args
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if method.rollout is not None and rows % trainer.num_generations:
+        raise UserError(
+            f"method {method.name} grows a tree of {trainer.num_generations} trajectories in one process, and a "
+            f"process has {rows} rows: make per_device_train_batch_size x steps_per_generation a multiple"
+        )
+    if trainer.use_vllm:
+        if method.rollout is not None:
+            raise UserError(f"method {method.name} branches by entropies, which vLLM does not give to TRL")
+        together = trainer.vllm_mode == "server" and trainer.accelerator.num_processes > 1
+        if together or trainer.vllm_tensor_parallel_size > 1:
+            raise UserError(
+                "TRL gathers the prompts of all processes in every call of this vLLM, and agent loops do not keep "
+                "pace: use vllm_mode='colocate' with vllm_tensor_parallel_size=1"
+            )
+    elif trainer.is_fsdp_enabled or getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0) == 3:
+        raise UserError("the weights are sharded (FSDP, ZeRO-3), and agentropy's engine needs them whole: set use_vllm")

@@ -20,7 +20,7 @@ from agentropy.policies.loading import load_model
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
 
-METHODS = ["tao-rl", "tepo-dense", "simpletir"]
+METHODS = ["tao-rl", "tepo-dense", "tepo-sparse", "simpletir"]
 
 
 def replay(tmp_path: Path, trajectories: Any, **changes: Any) -> Any:

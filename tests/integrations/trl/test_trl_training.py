@@ -13,11 +13,12 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl_runs import QUESTIONS, SAMPLES, Replay, config, dataset, logged, model_path, recorded, toolbox, trainer
 
 from agentropy.errors import UserError
 from agentropy.integrations.trl import AgentropyGRPOTrainer
+from agentropy.integrations.trl_options import check_processes
 from agentropy.trajectory import ToolResult, read_jsonl
 
 
@@ -149,6 +150,22 @@ def test_several_environments_by_column(tmp_path: Path) -> None:
     bad = Dataset.from_list([dict(r) | {"environment": "nowhere"} for r in dataset()])
     with pytest.raises(UserError, match="environment='nowhere'; there are library, other"):
         trainer(tmp_path, environment_factory=factories, train_dataset=bad)
+
+
+def test_an_environment_that_asks_the_questions_needs_no_data_set(tmp_path: Path) -> None:
+    class Quiz(Library):
+        def reset(self, **row: Any) -> str:
+            super().reset(answer=["42"])
+            return "Which job has the mayor of Cairo?"
+
+    run = trainer(tmp_path, environment_factory=Quiz, train_dataset=None, method="grpo")
+    run.train()
+    assert {t.question for t in made(run)} == {""}
+    assert len({t.prompt for t in made(run)}) == 1
+    assert len({t.question_id for t in made(run)}) == QUESTIONS
+    assert len({t.ids for t in made(run)}) > QUESTIONS
+    assert logged(run)[0]["tool/usage_rate"] > 0
+    run.close()
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -346,7 +363,7 @@ def test_a_tree_needs_its_question_in_one_process(tmp_path: Path) -> None:
     run = trainer(tmp_path, method="arpo")
     run.args.per_device_train_batch_size = 6  # as two processes would have, with 12 rows
     with pytest.raises(UserError, match="grows a tree of 4 trajectories in one process, and a process has 6 rows"):
-        run._check_processes()
+        check_processes(run, run._method)
     run.close()
 
 
@@ -493,6 +510,14 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
     changes = {k: v() if v is toolbox else v for k, v in changes.items()}
     with pytest.raises(UserError, match=message):
         trainer(tmp_path, **changes)
+
+
+def test_a_model_that_minds_padding_is_refused(tmp_path: Path) -> None:
+    """TRL pads prompts on the left and passes no positions."""
+    shape = GPT2Config(vocab_size=800, n_positions=512, n_embd=32, n_layer=2, n_head=2, initializer_range=0.5)
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    with pytest.raises(UserError, match="GPT2LMHeadModel gives other log-probabilities where a prompt is padded"):
+        trainer(tmp_path, model=GPT2LMHeadModel(shape), processing_class=tokenizer)
 
 
 def test_prompts_that_no_protocol_can_render_are_refused(tmp_path: Path) -> None:

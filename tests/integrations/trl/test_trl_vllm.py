@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from trl_runs import logged, trainer
 
 from agentropy.errors import UserError
+from agentropy.integrations.trl_options import check_processes
 
 
 class Engine:
@@ -60,7 +62,7 @@ def with_engine(tmp_path: Path, off: float = 0.0, **changes: Any) -> Any:
     run = trainer(tmp_path, **changes)
     run.vllm_generation, run._last_loaded_step = Engine(run, off), -1
     run.use_vllm = run.args.use_vllm = True
-    run._check_processes()
+    check_processes(run, run._method)
     return run
 
 
@@ -86,8 +88,14 @@ def test_other_probabilities_are_corrected_as_trl_does(tmp_path: Path) -> None:
     run.train()
     (record,) = logged(run)
     assert record["optim/sampler_gap_mean"] == pytest.approx(0.1, abs=1e-3)
-    assert record["sampling/importance_sampling_ratio/mean"] == pytest.approx(2.718281828**0.1, abs=1e-2)
+    correction = math.exp(0.1)
+    assert record["sampling/importance_sampling_ratio/mean"] == pytest.approx(correction, abs=1e-2)
     assert record["optim/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    (inputs,) = run._buffered_inputs
+    alone = inputs | {"importance_sampling_ratio": torch.ones_like(inputs["importance_sampling_ratio"])}
+    corrected, plain = (float(run._compute_loss(run.model, i).detach()) for i in (inputs, alone))
+    assert abs(plain) > 1e-3
+    assert corrected == pytest.approx(correction * plain, rel=1e-2)
     run.close()
 
 
@@ -97,4 +105,4 @@ def test_what_trls_vllm_cannot_do_is_said(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.use_vllm, run.vllm_tensor_parallel_size = True, 2
     with pytest.raises(UserError, match="use vllm_mode='colocate'"):
-        run._check_processes()
+        check_processes(run, run._method)
