@@ -546,8 +546,8 @@ def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
         with tab(chromium, allowed=address) as t:
             t.page.goto(address)
             with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
-                expect(t.page.locator("#live")).to_have_text(re.compile(r"live · step \d+"), timeout=240_000)
-                assert process.wait(timeout=240) == 0
+                expect(t.page.locator("#live")).to_have_text(re.compile(r"live · step \d+"), timeout=600_000)
+                assert process.wait(timeout=900) == 0
             expect(t.page.locator("#live")).to_have_text("complete · step 12", timeout=60_000)
             assert t.page.locator("#outcome tr", has_text="Avg@2").count() == 1
             t.page.keyboard.press("t")
