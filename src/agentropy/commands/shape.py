@@ -36,6 +36,8 @@ FLAGS = (
     "normalize_std",
     "zero_call",
     "credit",
+    "pool",
+    "indicator",
     "include_call_tokens",
     "accept_estimates",
     "roots",

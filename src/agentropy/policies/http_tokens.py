@@ -100,8 +100,9 @@ class HttpPolicy:
         finish: Finish = "stop" if stopped or not sampled.cut else "length"
         if finish == "length" and count < params.max_new_tokens:
             finish = "context_full"
+        listed = sampled.alternatives[:count]
         logprobs, entropies = at_temperature(
-            sampled.logprobs[:count], sampled.alternatives[:count], params.temperature, self.mode
+            sampled.logprobs[:count], listed, params.temperature, self.mode, self.info.vocab_size
         )
         sequence.ids += sampled.ids[:count]
         return Generation(sampled.ids[:count], logprobs, entropies, finish, "top-k")

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agentropy.algorithms.entropy import entropy_from_top_k
+from agentropy.algorithms.estimates import OUTCOMES, entropy_with_tail
 from agentropy.policies.base import SamplingParams, Stop
 from agentropy.policies.http_client import BadAnswer
 
@@ -244,11 +244,16 @@ def log_probability(value: Any, name: str) -> float:
 
 
 def at_temperature(
-    logprobs: Sequence[float], alternatives: Sequence[Sequence[float]], temperature: float, mode: LogprobsMode
+    logprobs: Sequence[float],
+    alternatives: Sequence[Sequence[float]],
+    temperature: float,
+    mode: LogprobsMode,
+    outcomes: int = OUTCOMES,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Log-probability and estimated entropy (nats) of each token, at the sampling temperature.
 
-    Every token must have at least one alternative. What the server lists is what is known, nothing is added to it.
+    Every token must have at least one alternative. What the server lists is what is known; of the rest of the
+    vocabulary, `outcomes` tokens, the entropy is estimated (`entropy_with_tail`).
 
     Temperature 0 has the numbers of temperature 1, as everywhere. Where the server's are raw and the temperature is
     another, `p_v^(1/T)` is normalised again over the known tokens and what is not known. No token of that is likelier
@@ -261,11 +266,15 @@ def at_temperature(
     for row, values in zip(known, alternatives, strict=True):
         row[: len(values)] = torch.tensor(values, dtype=torch.float64)
     chosen = torch.tensor(logprobs, dtype=torch.float64)
+    # A row can be longer by the sampled token, which is then not the next likeliest.
+    k = min(map(len, alternatives))
     if mode == "raw" and temperature not in (0.0, 1.0):
-        # A row can be longer by the sampled token, which is then not the next likeliest.
-        last = known.sort(-1, descending=True).values[:, min(map(len, alternatives)) - 1]
+        last = known.sort(-1, descending=True).values[:, k - 1]
         known, chosen = _rescaled(known, chosen, last, temperature)
-    entropies = entropy_from_top_k(known)
+    known = known.sort(-1, descending=True).values
+    p = known.exp()
+    beside = torch.special.entr(p[:, k:]).sum(-1)
+    entropies = entropy_with_tail(known[:, :k], 1.0 - p.sum(-1), outcomes) + beside
     return tuple(chosen.clamp(max=0.0).tolist()), tuple(entropies.clamp(min=0.0).tolist())
 
 

@@ -75,7 +75,7 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """The recipes of the warm starts that ship with the package."""
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 56, "heads": 2, "intermediate_size": 80},
     "default": {},
     "large": {"hidden_size": 256, "layers": 3, "heads": 8, "intermediate_size": 512},
