@@ -120,6 +120,8 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
         self._method: Method = method_for(method, method_options or {}, args)
+        if not max_oversample >= 1:
+            raise UserError(f"max_oversample={max_oversample} is below 1, which replaces nothing")
         places = surroundings(tools, environment_factory, tool_timeout)
         if train_dataset is None and environment_factory is not None:
             # As in TRL: the environment's reset() asks the question.
@@ -176,10 +178,13 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._stats: LossStats | None = None
         self._gaps: list[Tensor] = []
         self._any_environment: Any = None
-        if hasattr(self.train_dataset, "__getitem__"):  # what no protocol can render shows here, not in a run
+        if isinstance(self.train_dataset, Dataset):  # what no protocol can render shows here, not in a run
+            if not len(self.train_dataset):
+                raise UserError("the training set is empty")
             row = self.train_dataset[0]
-            place, (turn, _) = self._sampler.place_of(row), question_of(row["prompt"])
+            place = self._sampler.place_of(row)
             task = task_of(row, "", place, grader, answer_column)
+            turn, _ = question_of(row["prompt"])
             dialect.prompt(task.question, place.toolbox.specs, system if turn is None else turn)
         if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # there the weights come together in training only
             check_padding(self)
@@ -220,7 +225,7 @@ class AgentropyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         processes = self.accelerator.num_processes
         groups = len(inputs) * processes // samples
         data = self.train_dataset
-        replaceable = training and self._method.filters and hasattr(data, "__getitem__")
+        replaceable = training and self._method.filters and isinstance(data, Dataset)
 
         def replace(rounds: int, n: int) -> list[Row]:
             draw = random.Random(derive(self.args.seed, "replacements", self.state.global_step, rounds))

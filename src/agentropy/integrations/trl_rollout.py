@@ -142,6 +142,8 @@ def task_of(row: Row, question_id: str, place: Surroundings, grader: str | None,
 
     Raises: UserError where our grader has to score a row without an answer.
     """
+    if row.get("prompt") is None:
+        raise UserError(f"a row has no 'prompt'; its columns are {', '.join(row)}")
     _, question = question_of(row["prompt"])
     scorer = ENVIRONMENT if place.reward_name is not None else UNGRADED if grader is None else grader
     answers = _answers(row, answer_column) if scorer not in (ENVIRONMENT, UNGRADED) else ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl_runs import QUESTIONS, SAMPLES, Replay, config, dataset, logged, model_path, recorded, toolbox, trainer
@@ -431,6 +432,33 @@ def test_hermes_is_the_default_and_asks_nothing_of_the_chat_template(tmp_path: P
     run.close()
 
 
+def test_a_stream_of_questions(tmp_path: Path) -> None:
+    """Nothing can be drawn from it in place of removed questions; they stay in the batch, removed."""
+    rows = [dict(r) for r in dataset()]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    run = trainer(tmp_path, train_dataset=stream, max_oversample=3.0)
+    run.train()
+    assert logged(run)[0]["filter/questions_sampled"] == QUESTIONS
+    run.close()
+
+
+def test_rewards_that_are_missing_or_beyond_numbers(tmp_path: Path) -> None:
+    def some(completion_ids: Any, **_: Any) -> list[float | None]:
+        return [None if i % 4 == 0 else float(len(c) % 2) for i, c in enumerate(completion_ids)]
+
+    run = trainer(tmp_path, reward_funcs=some, method="grpo")
+    run.train()
+    (record,) = logged(run)
+    assert (record["filter/lost"], record["filter/kept"]) == (4, 12)
+    assert 0 < record["reward"] < 1
+    assert finite(run)
+    run.close()
+    infinite = trainer(tmp_path, reward_funcs=lambda completion_ids, **_: [math.inf] * 16, method="grpo")
+    with pytest.raises(UserError, match="score inf is no finite number"):
+        infinite.train()
+    infinite.close()
+
+
 def test_branching(tmp_path: Path) -> None:
     options = {"roots": 2, "base": 1.0}
     sizes = {"per_device_eval_batch_size": 8, "num_generations_eval": 2}
@@ -495,6 +523,9 @@ REFUSED = [
     ({"settings": {"gradient_accumulation_steps": 2, "steps_per_generation": 3}}, "no multiple of gradient_accum"),
     ({"method_options": {"kl_coef": 0.1}}, "kl_coef=0.1, but beta=0"),
     ({"settings": {"max_completion_length": None}}, "max_completion_length bounds"),
+    ({"max_oversample": 0.5}, "max_oversample=0.5 is below 1"),
+    ({"train_dataset": Dataset.from_list([])}, "the training set is empty"),
+    ({"train_dataset": Dataset.from_list([{"question": "x"}])}, "no 'prompt'; its columns are question"),
     ({"method": "tao"}, "unknown method 'tao'; did you mean 'tao-rl'"),
     ({"method_options": {"alfa": 1}}, "no option 'alfa'; did you mean 'alpha'"),
     ({"tools": toolbox, "environment_factory": Library}, "a ready tool box leaves no room"),
