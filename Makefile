@@ -49,7 +49,8 @@ $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/pip install --quiet --upgrade pip
 	$(VERL)/bin/pip install --quiet --constraint constraints-verl.txt torch
-	$(VERL)/bin/pip install --quiet --constraint constraints-verl.txt --editable '.[verl]' pytest pytest-timeout
+	$(VERL)/bin/pip install --quiet --constraint constraints-verl.txt --editable '.[verl]' \
+		pytest pytest-timeout hypothesis
 	touch $@
 
 test-verl: $(VERL)/.installed

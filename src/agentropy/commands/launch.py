@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     from agentropy.config import split_list
     from agentropy.integrations.verl.launch import Launch, check, overrides, write_data
     from agentropy.integrations.verl.options import read_options
+    from agentropy.methods import make_method
     from agentropy.tasks.files import load_tasks
+    from agentropy.tools.named import tool_by_name
     from agentropy.trajectory import write_lines
 
     installed = importlib.util.find_spec("verl") is not None
@@ -95,6 +97,9 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         lr=args.lr,
     )
+    make_method(launch.options.method)
+    for name in launch.options.tools:  # what the workers would find out when the GPUs are taken
+        tool_by_name(name, launch.options.tool_timeout)
     given = [*overrides(launch), *args.overrides]
     source = load_tasks(args.tasks, seed=args.seed)
     if installed:

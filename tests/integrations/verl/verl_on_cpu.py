@@ -1,13 +1,14 @@
 """Lets the whole of verl run on a CPU, for tests: a platform, our local engine as a rollout server, gloo and FSDP2.
 
 verl loads this module in every process (VERL_USE_EXTERNAL_MODULES). It has plug-in points for platforms and rollout
-replicas; only the adapter in the actor's process is put into a table of its own. Everything else is verl as it is.
+replicas; two things are put in by force: the adapter in the actor's process, and the backend of the process group.
+Everything else is verl as it is.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -25,18 +26,20 @@ def _none(*args: Any, **kwargs: Any) -> int:
     return 0
 
 
+QUIET = (
+    *("empty_cache", "synchronize", "max_memory_allocated", "max_memory_reserved", "memory_allocated"),
+    *("memory_reserved", "set_device", "reset_peak_memory_stats", "ipc_collect", "manual_seed", "manual_seed_all"),
+    *("device_count", "current_device"),
+)
+
+
 class CpuPlatform(PlatformBase):
     """What verl asks of a device, for the CPU. Ray is told that there is a GPU, and nobody looks for it."""
 
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = SimpleNamespace(
-        **dict.fromkeys(
-            ("empty_cache", "synchronize", "max_memory_allocated", "max_memory_reserved", "memory_allocated")
-            + ("memory_reserved", "set_device", "reset_peak_memory_stats", "ipc_collect", "manual_seed"),
-            _none,
-        ),
-        **dict.fromkeys(("manual_seed_all", "device_count", "current_device"), _none),
+        **dict.fromkeys(QUIET, _none),
         is_available=lambda: True,
         mem_get_info=lambda *a: (1 << 33, 1 << 34),
         get_device_name=lambda *a: "CPU",
@@ -196,12 +199,16 @@ class Adapter:
 
 
 def _register() -> None:
+    from verl.utils import distributed
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register("vllm", _replica)
     base._ROLLOUT_REGISTRY[("vllm", "async")] = "verl_on_cpu.Adapter"
+    # verl asks torch for "cpu:gloo" and one more for its device, which here is the same.
+    distributed.initialize_global_process_group_ray = functools.partial(
+        distributed.initialize_global_process_group_ray, backend="gloo"
+    )
 
 
 _register()
-assert asyncio

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import transfer_queue as tq
+from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
@@ -108,42 +109,51 @@ class GroupBuffer(ReplayBuffer):  # type: ignore[misc]
         return [u for u in sampled if u in names], [u for u in sampled if u not in names], lost
 
 
-def stored(
-    partition_id: str,
-    keys: Sequence[str],
-    rewards: str,
-    *,
-    data: Any = None,
-    scores: Mapping[str, Any] | None = None,
+def stored(partition_id: str, keys: Sequence[str], rewards: str) -> list[Trajectory]:
+    """The trajectories of keys in the TransferQueue, for filters: without log-probabilities and entropies."""
+    fields = [*FIELDS, *(PREFIX + n for n in TOKEN_COLUMNS)]
+    data = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
+    return read_trajectories(data, keys, range(len(keys)), rewards)
+
+
+FIELDS = ("prompts", "responses", "extra_fields", "rm_scores")
+
+
+def read_trajectories(
+    data: Any, keys: Sequence[str], rows: Sequence[int], rewards: str, scores: tuple[str, str] | None = None
 ) -> list[Trajectory]:
-    """The trajectories of keys in the TransferQueue; questions are named by the first part of their keys.
+    """The trajectories of some rows of what the TransferQueue gave; the first part of a key names the question.
 
     Args:
+        data: FIELDS and our columns, a row a key.
         rewards: "grader" takes the scores of our graders, "verl" those of verl's reward function.
-        data: the fields, where they were fetched already.
-        scores: `logprobs` and `entropies`, a tensor a key; None: zeros, for filters.
+        scores: the names of the columns with log-probabilities and entropies, `[response]` each; None: zeros.
+    Raises: UserError for a trajectory that our agent loop did not make.
     """
-    names = [PREFIX + n for n in TOKEN_COLUMNS]
-    if data is None:
-        fields = ["prompts", "responses", "extra_fields", "rm_scores", *names]
-        data = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
     about = []
-    for extra in data["extra_fields"]:
-        fields_of = getattr(extra, "data", extra)
-        if TASK not in fields_of:
+    extra_fields = list(data["extra_fields"])
+    for i in rows:
+        extra = getattr(extra_fields[i], "data", extra_fields[i])
+        if TASK not in extra:
             raise UserError(
                 "the TransferQueue holds a trajectory that our agent loop did not make: "
                 "set actor_rollout_ref.rollout.agent.agent_loop_manager_class"
             )
-        about.append(fields_of[TASK])
+        about.append(extra[TASK])
+
+    def of(name: str) -> list[Tensor]:
+        column = unbound(data[name])
+        return [column[i] for i in rows]
+
     return trajectories_of(
-        [k.split("_")[0] for k in keys],
-        unbound(data["prompts"]),
-        unbound(data["responses"]),
-        {n: unbound(data[PREFIX + n]) for n in TOKEN_COLUMNS},
+        [keys[i].split("_")[0] for i in rows],
+        of("prompts"),
+        of("responses"),
+        {n: of(PREFIX + n) for n in TOKEN_COLUMNS},
         about,
-        **dict(scores or {}),
-        rewards=None if rewards == "grader" else [float(s.sum()) for s in unbound(data["rm_scores"])],
+        logprobs=of(scores[0]) if scores else None,
+        entropies=of(scores[1]) if scores else None,
+        rewards=None if rewards == "grader" else [float(s.sum()) for s in of("rm_scores")],
     )
 
 

@@ -31,7 +31,7 @@ class VerlOptions(BaseModel):
     """Options of the method and of its loss (`clip_low`, `kl_coef`, ...); docs/algorithms.md lists them."""
     tools: list[str] = []
     """Built-in tools by name: python, python:stateful, search:FILE, ...; docs/tools.md lists them."""
-    protocol: str = "hermes"
+    protocol: Literal["hermes", "fence", "tags"] = "hermes"
     """How calls look: hermes, fence or tags."""
     protocol_options: dict[str, Any] = {}
     system: str | None = None

@@ -28,7 +28,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from agentropy.batch import Batch, make_batch
 from agentropy.evaluation.summary import rollout_metrics
 from agentropy.integrations.batches import completion_starts, flat, padded
-from agentropy.integrations.verl.groups import GroupBuffer, stored, unbound
+from agentropy.integrations.verl.groups import FIELDS, GroupBuffer, read_trajectories, unbound
 from agentropy.integrations.verl.loss import MARKED, MASK, WEIGHTS, ActorLoss
 from agentropy.integrations.verl.options import (
     TRAINER,
@@ -165,19 +165,13 @@ class AgentropyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Filters, rewards, advantages from raw scores and the old policy's entropies, into the TransferQueue."""
-        fields = ["prompts", "responses", "response_mask", "extra_fields", "rm_scores", "old_log_probs", "entropy"]
-        fields += ["rollout_log_probs", *(PREFIX + n for n in TOKEN_COLUMNS)]
+        fields = [*FIELDS, "response_mask", "old_log_probs", "entropy", "rollout_log_probs"]
+        fields += [PREFIX + name for name in TOKEN_COLUMNS]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         lengths = [len(r) for r in unbound(data["responses"])]
-        logprobs, entropies = unbound(data["old_log_probs"]), unbound(data["entropy"])
-        trajectories = stored(
-            batch.partition_id,
-            [batch.keys[i] for i in real],
-            self._options.reward,
-            data=data[real],
-            scores={"logprobs": [logprobs[i] for i in real], "entropies": [entropies[i] for i in real]},
-        )
+        scores = ("old_log_probs", "entropy")
+        trajectories = read_trajectories(data, batch.keys, real, self._options.reward, scores)
         extra, allowed = self._correct(data, metrics)
         taught = teach(self._method, trajectories, real, lengths, self._updates(len(lengths)), allowed)
         self._learns = taught.learns
