@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentropy.algorithms.entropy import entropy_from_top_k
+from agentropy.algorithms.estimates import entropy_with_tail
 from agentropy.batch import make_batch
 from agentropy.errors import UserError
 from agentropy.methods import make_method
@@ -116,7 +116,7 @@ def test_a_call_its_result_and_the_answer(logprobs: str) -> None:
     for segment in (reasoning, answer):
         assert len(segment.entropies) == len(segment.alternatives) == len(segment.tokens) == len(segment.ids)
         listed = torch.tensor([[p for _, p in token] for token in segment.alternatives], dtype=torch.float64)
-        assert segment.entropies == pytest.approx(entropy_from_top_k(listed).tolist())
+        assert segment.entropies == pytest.approx(entropy_with_tail(listed).tolist())
         assert segment.logprobs == tuple(token[0][1] for token in segment.alternatives)
     assert t.model_tokens == policy.usage.completion_tokens
     first, second = served.bodies[-2:]

@@ -271,8 +271,8 @@ def test_search_alone_takes_the_corpus_beside_the_questions(tmp_path: Path) -> N
     import asyncio
 
     from agentropy.errors import UserError
-    from agentropy.tools.session import make_toolbox
     from agentropy.tools.named import tool_by_name
+    from agentropy.tools.session import make_toolbox
     from agentropy.trajectory import ToolCall
 
     with pytest.raises(UserError, match=r"no .*corpus\.jsonl"):
