@@ -21,9 +21,9 @@ from verl.utils import tensordict_utils as tu
 from verl_runs import PROMPT, RESPONSE, LocalClient, model_path, recorded, shaped_lines, verl_config, world
 
 from agentropy.errors import UserError
-from agentropy.integrations.verl.groups import GroupBuffer, unbound
+from agentropy.integrations.verl.groups import GroupBuffer
 from agentropy.integrations.verl.loss import MASK, WEIGHTS
-from agentropy.integrations.verl.rows import TASK, row_of, task_as_row
+from agentropy.integrations.verl.rows import TASK, row_of, task_as_row, unbound
 from agentropy.integrations.verl.trainer import AgentropyTrainer
 from agentropy.integrations.verl.worker import AgentropyManager, AgentropyWorker, output_of
 from agentropy.methods import make_method

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import transfer_queue as tq
-from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from agentropy.batch import make_batch
 from agentropy.errors import UserError
-from agentropy.integrations.verl.rows import PREFIX, TASK, TOKEN_COLUMNS, trajectories_of
+from agentropy.integrations.verl.rows import FIELDS, PREFIX, TOKEN_COLUMNS, read_trajectories
 from agentropy.methods.base import Method
 from agentropy.trajectory import Trajectory
 
@@ -114,49 +113,3 @@ def stored(partition_id: str, keys: Sequence[str], rewards: str) -> list[Traject
     fields = [*FIELDS, *(PREFIX + n for n in TOKEN_COLUMNS)]
     data = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
     return read_trajectories(data, keys, range(len(keys)), rewards)
-
-
-FIELDS = ("prompts", "responses", "extra_fields", "rm_scores")
-
-
-def read_trajectories(
-    data: Any, keys: Sequence[str], rows: Sequence[int], rewards: str, scores: tuple[str, str] | None = None
-) -> list[Trajectory]:
-    """The trajectories of some rows of what the TransferQueue gave; the first part of a key names the question.
-
-    Args:
-        data: FIELDS and our columns, a row a key.
-        rewards: "grader" takes the scores of our graders, "verl" those of verl's reward function.
-        scores: the names of the columns with log-probabilities and entropies, `[response]` each; None: zeros.
-    Raises: UserError for a trajectory that our agent loop did not make.
-    """
-    about = []
-    extra_fields = list(data["extra_fields"])
-    for i in rows:
-        extra = getattr(extra_fields[i], "data", extra_fields[i])
-        if TASK not in extra:
-            raise UserError(
-                "the TransferQueue holds a trajectory that our agent loop did not make: "
-                "set actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-            )
-        about.append(extra[TASK])
-
-    def of(name: str) -> list[Tensor]:
-        column = unbound(data[name])
-        return [column[i] for i in rows]
-
-    return trajectories_of(
-        [keys[i].split("_")[0] for i in rows],
-        of("prompts"),
-        of("responses"),
-        {n: of(PREFIX + n) for n in TOKEN_COLUMNS},
-        about,
-        logprobs=of(scores[0]) if scores else None,
-        entropies=of(scores[1]) if scores else None,
-        rewards=None if rewards == "grader" else [float(s.sum()) for s in of("rm_scores")],
-    )
-
-
-def unbound(column: Any) -> list[Any]:
-    """The rows of a column, jagged or dense."""
-    return list(column.unbind())

@@ -30,6 +30,8 @@ TASK = "agentropy"
 TOKEN_COLUMNS = ("kinds", "segments", "calls", "statuses")
 PREFIX = "agentropy_"
 """Of our columns in verl's TransferQueue."""
+FIELDS = ("prompts", "responses", "extra_fields", "rm_scores")
+"""Columns of verl that a trajectory is made of, beside ours."""
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
@@ -176,3 +178,46 @@ def _values(prompts: Sequence[Tensor], kinds: Sequence[Tensor], values: Sequence
         row = torch.where((kind == RESULT) | (kind == PADDING), torch.nan, row)
         out.append(torch.cat([torch.full(prompt.shape, torch.nan, dtype=torch.float64), row]))
     return out
+
+
+def read_trajectories(
+    data: Any, keys: Sequence[str], rows: Sequence[int], rewards: str, scores: tuple[str, str] | None = None
+) -> list[Trajectory]:
+    """The trajectories of some rows of what the TransferQueue gave; the first part of a key names the question.
+
+    Args:
+        data: FIELDS and our columns, a row a key.
+        rewards: "grader" takes the scores of our graders, "verl" those of verl's reward function.
+        scores: the names of the columns with log-probabilities and entropies, `[response]` each; None: zeros.
+    Raises: UserError for a trajectory that our agent loop did not make.
+    """
+    about = []
+    extra_fields = list(data["extra_fields"])
+    for i in rows:
+        extra = getattr(extra_fields[i], "data", extra_fields[i])
+        if TASK not in extra:
+            raise UserError(
+                "the TransferQueue holds a trajectory that our agent loop did not make: "
+                "set actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+            )
+        about.append(extra[TASK])
+
+    def of(name: str) -> list[Tensor]:
+        column = unbound(data[name])
+        return [column[i] for i in rows]
+
+    return trajectories_of(
+        [keys[i].split("_")[0] for i in rows],
+        of("prompts"),
+        of("responses"),
+        {n: of(PREFIX + n) for n in TOKEN_COLUMNS},
+        about,
+        logprobs=of(scores[0]) if scores else None,
+        entropies=of(scores[1]) if scores else None,
+        rewards=None if rewards == "grader" else [float(s.sum()) for s in of("rm_scores")],
+    )
+
+
+def unbound(column: Any) -> list[Any]:
+    """The rows of a column, jagged or dense."""
+    return list(column.unbind())

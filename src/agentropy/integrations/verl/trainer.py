@@ -28,7 +28,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from agentropy.batch import Batch, make_batch
 from agentropy.evaluation.summary import rollout_metrics
 from agentropy.integrations.batches import completion_starts, flat, padded
-from agentropy.integrations.verl.groups import FIELDS, GroupBuffer, read_trajectories, unbound
 from agentropy.integrations.verl.loss import MARKED, MASK, WEIGHTS, ActorLoss
 from agentropy.integrations.verl.options import (
     TRAINER,
@@ -37,7 +36,7 @@ from agentropy.integrations.verl.options import (
     method_of,
     read_options,
 )
-from agentropy.integrations.verl.rows import PREFIX, TOKEN_COLUMNS
+from agentropy.integrations.verl.rows import FIELDS, PREFIX, TOKEN_COLUMNS, read_trajectories, unbound
 from agentropy.methods.base import Method, Shaped
 from agentropy.training.update import learned_tokens
 from agentropy.trajectory import Trajectory
@@ -145,7 +144,10 @@ class AgentropyTrainer(PPOTrainerSync):  # type: ignore[misc]
     def trainer_mode(self, name: str) -> None:
         assert name == TRAINER
 
-    def _build_replay_buffer(self) -> GroupBuffer:
+    def _build_replay_buffer(self) -> Any:
+        # This module is imported by whoever first imports verl's trainers; that may be the module of the buffer.
+        from agentropy.integrations.verl.groups import GroupBuffer
+
         sampler = self.config.trainer.v1.sampler
         return GroupBuffer(
             method=self._method,
