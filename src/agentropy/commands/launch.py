@@ -59,16 +59,17 @@ def run(args: argparse.Namespace) -> int:
     """Write the files, check the configuration where verl is installed, start verl. Returns verl's exit code."""
     from agentropy.config import split_list
     from agentropy.integrations.verl.launch import Launch, check, overrides, write_data
-    from agentropy.integrations.verl.options import read_options
+    from agentropy.integrations.verl.options import read_options, tool_of
     from agentropy.methods import make_method
     from agentropy.tasks.files import load_tasks
-    from agentropy.tools.named import tool_by_name
     from agentropy.trajectory import write_lines
 
     installed = importlib.util.find_spec("verl") is not None
     if not installed and not args.dry_run:
         raise UserError("verl is not installed here: pip install 'agentropy[verl]', or look at it with --dry-run")
     _check_numbers(args)
+    if args.model.startswith(("/", ".", "~")) and not Path(args.model).expanduser().is_dir():
+        raise UserError(f"--model {args.model}: there is no such folder")
     stray = [o for o in args.overrides if "=" not in o and not o.startswith("~")]
     if stray:
         raise UserError(f"{stray[0]!r} is no override for verl: write KEY=VALUE")
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     )
     make_method(launch.options.method)
     for name in launch.options.tools:  # what the workers would find out when the GPUs are taken
-        tool_by_name(name, launch.options.tool_timeout)
+        tool_of(name, launch.options.tool_timeout)
     given = [*overrides(launch), *args.overrides]
     source = load_tasks(args.tasks, seed=args.seed)
     if installed:

@@ -30,7 +30,7 @@ from agentropy.cli import main
 from agentropy.errors import UserError
 from agentropy.integrations.batches import PADDING
 from agentropy.integrations.verl.launch import hydra_value
-from agentropy.integrations.verl.options import check_config, method_of, read_options
+from agentropy.integrations.verl.options import check_config, method_of, read_options, tool_of
 from agentropy.integrations.verl.rows import row_of, task_as_row, task_of, trajectories_of
 from agentropy.integrations.verl.trainer import AgentropyTrainer, optimiser_batches, teach
 from agentropy.methods import make_method
@@ -121,6 +121,17 @@ def test_the_configuration_of_launch_is_accepted(tmp_path: Path) -> None:
     check_config(plain, method)
     assert method.name == "tao-rl"
     assert method.loss.norm_constant == 4 * 4 * RESPONSE
+
+
+def test_functions_as_tools() -> None:
+    assert tool_of("verl_runs:world", 1.0) is world
+    for name, message in (
+        ("nowhere:f", "No module"),
+        ("verl_runs:f", "no attribute"),
+        ("verl_runs:LocalClient", "no function"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tool_of(name, 1.0)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

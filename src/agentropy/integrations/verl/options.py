@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentropy.errors import UserError
 from agentropy.methods import make_method
 from agentropy.methods.base import Method
+from agentropy.tools.named import tool_by_name
 
 GROUP = "agentropy"
 """The top-level key of verl's configuration that holds our options."""
@@ -18,6 +20,9 @@ TRAINER = "agentropy"
 """What `trainer.v1.trainer_mode` is set to."""
 MANAGER = "agentropy.integrations.verl.worker.AgentropyManager"
 """What `actor_rollout_ref.rollout.agent.agent_loop_manager_class` is set to."""
+
+BUILT_IN = ("python", "search", "web-search", "mcp", "mcp-each")
+"""Kinds of built-in tools that a colon may follow."""
 
 
 class VerlOptions(BaseModel):
@@ -30,7 +35,7 @@ class VerlOptions(BaseModel):
     method_options: dict[str, Any] = {}
     """Options of the method and of its loss (`clip_low`, `kl_coef`, ...); docs/algorithms.md lists them."""
     tools: list[str] = []
-    """Built-in tools by name: python, python:stateful, search:FILE, ...; docs/tools.md lists them."""
+    """Built-in tools by name (python, python:stateful, search:FILE, ...; docs/tools.md), or `module:function`."""
     protocol: Literal["hermes", "fence", "tags"] = "hermes"
     """How calls look: hermes, fence or tags."""
     protocol_options: dict[str, Any] = {}
@@ -69,6 +74,20 @@ def read_options(config: Mapping[str, Any]) -> VerlOptions:
         first = error.errors()[0]
         where = ".".join(str(p) for p in (GROUP, *first["loc"]))
         raise UserError(f"{where}: {first['msg']} (got {first['input']!r})") from None
+
+
+def tool_of(name: str, timeout: float) -> Any:
+    """A built-in tool by its name, or the function that `module:function` names. Raises UserError for what is none."""
+    module, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or module in BUILT_IN:
+        return tool_by_name(name, timeout)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"tool {name!r}: {error} (a built-in tool, or module:function on PYTHONPATH)") from None
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"tool {name!r} is no function; environment classes cannot be used inside verl")
+    return found
 
 
 def method_arguments(options: VerlOptions, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class ServerPolicy:
         if logprobs is None or len(logprobs) != len(ids):
             raise RuntimeError("verl's server gave no log-probability for each token that it sampled")
         count, stopped = self._end(ids, stop)
-        finish: Finish = "stop" if stopped or len(ids) < room else "length"
+        finish: Finish = "stop" if stopped or 0 < len(ids) < room else "length"
         if finish == "length" and room < params.max_new_tokens:
             finish = "context_full"
         sequence.ids += ids[:count]

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from agentropy.evaluation.score import Scorer
 from agentropy.integrations.trl_rollout import nobody_grades
-from agentropy.integrations.verl.options import VerlOptions, method_of, read_options
+from agentropy.integrations.verl.options import VerlOptions, method_of, read_options, tool_of
 from agentropy.integrations.verl.policy import ServerPolicy
 from agentropy.integrations.verl.rows import PREFIX, TASK, Row, row_of, task_of
 from agentropy.methods.base import Method
@@ -34,7 +34,6 @@ from agentropy.rollout.loop import Agent, Attempt, Limits, rollout
 from agentropy.rollout.parts import assemble_toolbox
 from agentropy.seeds import derive
 from agentropy.tools.base import ToolBox
-from agentropy.tools.named import tool_by_name
 from agentropy.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ def make_house(config: Mapping[str, Any], tokenizer: Any, hf_config: Any, genera
     eos = getattr(generation_config, "eos_token_id", None)
     eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     dialect_options = {"max_result_tokens": options.max_result_tokens, "eos_token_ids": tuple(eos)}
-    parts = [tool_by_name(name, options.tool_timeout) for name in options.tools]
+    parts = [tool_of(name, options.tool_timeout) for name in options.tools]
     return House(
         options=options,
         method=method_of(options, config),

@@ -1,0 +1,61 @@
+"""The whole of verl's `main_ppo` on a CPU, started as a user starts it: two steps of TAO-RL on an embedded agent.
+
+Real: Hydra, Ray, TransferQueue, verl's dataset and loaders, the FSDP2 actor (gloo, one process), old log-probabilities
+and entropies, padding, balancing, the optimiser, the weight push after each step. Ours in place of vLLM: the local
+engine as the rollout server (verl_on_cpu.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verl_runs import CPU, PROMPT, QUESTIONS, RESPONSE, SAMPLES, model_path, write_tasks
+
+STEPS = 2
+
+
+@pytest.mark.timeout(2400)
+def test_two_steps_of_main_ppo(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    env = os.environ | {
+        "PYTHONPATH": here,
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    numbers = {"questions": QUESTIONS, "samples": SAMPLES, "prompt-tokens": PROMPT, "response-tokens": RESPONSE}
+    command = [sys.executable, "-m", "agentropy.cli", "launch", "verl", "--method", "tao-rl", "--protocol", "tags"]
+    command += ["--model", model_path(), "--tasks", str(write_tasks(tmp_path / "tasks.jsonl"))]
+    command += [part for name, n in numbers.items() for part in (f"--{name}", str(n))]
+    command += ["--gpus", "1", "--steps", str(STEPS), "--lr", "1e-3", "--out", str(tmp_path / "run"), *CPU]
+    command += ["+agentropy.max_result_tokens=64", "trainer.val_before_train=True"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2300, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
+
+    lines = dict(re.findall(r"step:(\d+) - (.*)", done.stdout))
+    assert {"0", *(str(i + 1) for i in range(STEPS))} <= set(lines), done.stdout[-4000:]
+    assert "val-core" in lines["0"], "validation before training"
+    for step in range(1, STEPS + 1):
+        m = {k: float(v) for k, v in re.findall(r"(\S+?):(-?[\d.]+(?:e-?\d+)?)(?: -|$)", lines[str(step)])}
+        assert m["filter/questions_sampled"] >= QUESTIONS
+        assert m["filter/questions_failed"] == 0
+        assert m["tool/valid_rate"] > 0, "python ran in its sandbox"
+        assert m["entropy/exact"] == 1
+        # The actor computes what the server sampled with, so it has the weights that it should have.
+        assert m["training/rollout_probs_diff_max"] < 1e-3
+        assert m["training/off_policy/trajectory_staleness/max"] == 0
+        assert m["optim/skipped_empty"] == 0
+        # One update of the whole batch: ratios are 1, and the loss is minus the mean advantage.
+        assert m["actor/optim/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+        assert m["actor/optim/loss"] == pytest.approx(-m["reward/advantage_mean"], abs=1e-4)
+        assert m["actor/optim/loss_tokens"] > 0
+        assert m["actor/grad_norm"] > 0
+        assert m["actor/lr"] == pytest.approx(1e-3)
