@@ -179,6 +179,7 @@ def test_a_live_page_keeps_up_and_keeps_its_place(chromium: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes of training on a busy machine
 def test_watching_a_real_run(chromium: Any, tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
