@@ -38,6 +38,7 @@ from agentropy.policies.base import PolicyLost, SamplingParams, Stop
 from agentropy.tasks.base import Task
 from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory
 
+pytestmark = pytest.mark.timeout(1200)  # verl takes long to import where others work too
 METHODS = ["tao-rl", "tepo-dense", "tepo-sparse", "simpletir"]
 
 
@@ -214,6 +215,28 @@ def test_a_trajectory_without_a_token_and_a_lost_one() -> None:
     assert [t.score for t in read] == [0.0, None]
     assert [len(t.ids) for t in read] == [2, 2]
     assert [t.score for t in back(rows, ["q", "q"], rewards=[1.0, 1.0])] == [1.0, None]
+
+
+def test_tokens_that_verl_rejects_weigh_nothing() -> None:
+    """What `rollout_rs` bars is left out of the mask and of the denominator of its update."""
+    from agentropy.integrations.verl.loss import MASK, WEIGHTS
+
+    trajectories = recorded()
+    lengths = [len(row_of(t, PROMPT + RESPONSE, 0).response) for t in trajectories]
+    whole = list(range(len(lengths)))
+    free = teach(make_method("tao-rl"), trajectories, whole, lengths, [whole])
+    row = int(free.columns[MASK].sum(1).argmax())
+    allowed = torch.ones(len(lengths), max(lengths))
+    allowed[row] = 0
+    barred = teach(make_method("tao-rl"), trajectories, whole, lengths, [whole], allowed)
+    assert float(free.columns[MASK][row].sum()) > 0
+    for name in (MASK, WEIGHTS, "loss_mask"):
+        assert float(barred.columns[name][row].sum()) == 0
+    assert float(barred.columns[WEIGHTS].sum()) == pytest.approx(1.0, abs=1e-5)
+    torch.testing.assert_close(barred.columns["advantages"], free.columns["advantages"])
+    nothing = teach(make_method("tao-rl"), trajectories, whole, lengths, [whole], torch.zeros_like(allowed))
+    assert free.learns
+    assert not nothing.learns
 
 
 # -- updates ----------------------------------------------------------------------------------------------------------
