@@ -8,8 +8,8 @@ from typing import Any
 
 HAS_VERL = importlib.util.find_spec("verl") is not None
 collect_ignore_glob = [] if HAS_VERL else ["test_*.py"]
-# Ray would write a token into the home folder; a CPU build of verl's platforms warns of missing GPUs.
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "WANDB_MODE": "disabled"}
+# Ray would write a token into the home folder, and give its workers the lowest priority: on a busy machine they starve.
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "WANDB_MODE": "disabled"}
 
 
 def pytest_configure(config: Any) -> None:
