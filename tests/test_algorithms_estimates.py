@@ -38,7 +38,7 @@ def test_a_power_law_and_a_plateau_are_found() -> None:
         p = p / p.sum()
         exact = entropy_from_logits(p.log()).item()
         assert entropy_with_tail(top(p, 20)).item() == pytest.approx(exact, rel=0.03)
-        assert entropy_from_top_k(top(p, 20)).item() < 0.99 * exact
+        assert entropy_from_top_k(top(p, 20)).item() < exact
     for names in (25, 40, 300):
         p = torch.full((names,), 1 / names, dtype=torch.float64)
         assert entropy_with_tail(top(p, 20)).item() == pytest.approx(math.log(names), rel=1e-6)

@@ -294,7 +294,7 @@ def test_the_live_server(tmp_path: Path) -> None:
         assert json.loads(gzip.decompress(packed[2])).keys() == data.keys()
     finally:
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=20)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 0
     assert error == ""
 

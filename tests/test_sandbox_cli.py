@@ -123,7 +123,7 @@ def test_serve_answers_and_stops(tmp_path: Path) -> None:
         assert answer["run_result"]["stdout"] == "1\n"
     finally:
         server.send_signal(signal.SIGINT)
-        code = server.wait(20)
+        code = server.wait(60)
         server.stderr.close()
     assert code in (0, 130)
 
