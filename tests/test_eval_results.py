@@ -201,6 +201,8 @@ def test_what_cannot_be_compared() -> None:
         compare(a, sided({"z": [1.0]}))
     two = [*a, *(replace(r, benchmark="c") for r in a)]
     assert [c.benchmark for c in compare(two, a)] == ["b"]
+    lost = [replace(r, score=None) if r.benchmark == "b" else r for r in two]
+    assert [c.benchmark for c in compare(lost, two)] == ["c"]
     with pytest.raises(UserError, match="share no benchmark: b, c; d"):
         compare(two, [replace(r, benchmark="d") for r in a])
 

@@ -64,6 +64,7 @@ def test_rows_are_cleaned_and_counted(tmp_path: Path) -> None:
         ('{"question": "x", "answers": ["1"]', "line 2: not JSON"),
         ("[1]", "line 2: a list"),
         ('{"answers": ["1"]}', "line 2: no question"),
+        ('{"question": 5, "answers": ["1"]}', "line 2: no text in key 'question', but 5"),
         ('{"question": "x"}', "line 2: no answer"),
         ('{"question": "x", "answers": ["1"], "grader": "vibes"}', "line 2: no grader 'vibes'"),
         ('{"question": "x", "answers": [{"a": 1}]}', "line 2: an answer is"),

@@ -25,14 +25,17 @@ def test_names_give_tools() -> None:
     assert web.specs[0]["function"]["name"] == "web_search"
 
 
-@pytest.mark.parametrize(
-    "name", ["", "pyhton", "python:x", "web-search", "read-page:x", "http://localhost", "mcp_each:x"]
-)
+@pytest.mark.parametrize("name", ["", "pyhton", "python:x", "read-page:x", "http://localhost", "mcp_each:x"])
 def test_other_names_are_told(name: str) -> None:
     with pytest.raises(
         UserError, match=r"no built-in tool .*there are python, .*web-search:URL, read-page, mcp:COMMAND"
     ):
         tool_by_name(name, 1.0)
+
+
+def test_web_search_without_an_address() -> None:
+    with pytest.raises(UserError, match="needs the address of a SearXNG: web-search:URL"):
+        tool_by_name("web-search", 1.0)
 
 
 def test_lists_of_tools() -> None:

@@ -19,7 +19,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "compare",
         help="tell whether evaluation B differs from A, paired over their questions",
-        description="Differences B - A with 95 %% bootstrap intervals, paired over the questions that both answered.",
+        description="Differences B - A with 95 % bootstrap intervals, paired over the questions that both answered.",
     )
     sources = "an evaluation directory, a training run or its evaluation-….json, or a file of trajectories"
     parser.add_argument("a", metavar="A", help=sources)

@@ -132,7 +132,9 @@ def compare(a: Iterable[Record], b: Iterable[Record]) -> list[Comparison]:
     shared = [name for name in left if name in right]
     if not shared:
         raise UserError(f"A and B share no benchmark: {', '.join(left) or 'none'}; {', '.join(right) or 'none'}")
-    return [_one(name, left[name], right[name]) for name in shared]
+    # One benchmark whose answers were all lost must not hide what the others say.
+    useful = [name for name in shared if _same(_graded(left[name]), _graded(right[name]))]
+    return [_one(name, left[name], right[name]) for name in useful or shared]
 
 
 Rows = dict[str, list[Record]]
@@ -148,7 +150,7 @@ def _by_benchmark(records: Iterable[Record]) -> dict[str, Rows]:
 def _one(name: str, a: Rows, b: Rows) -> Comparison:
     graded_a, graded_b = _graded(a), _graded(b)
     both = [q for q in graded_a if q in graded_b]
-    same = [q for q in both if _text(graded_a[q]) == _text(graded_b[q])]
+    same = _same(graded_a, graded_b)
     if not same:
         raise UserError(f"A and B share no question of {name} that both have a graded answer to")
     differences, mean_a, mean_b = {}, {}, {}
@@ -178,6 +180,10 @@ def _one(name: str, a: Rows, b: Rows) -> Comparison:
         only_b=len(b.keys() - set(both)),
         text_differs=len(both) - len(same),
     )
+
+
+def _same(a: Rows, b: Rows) -> list[str]:
+    return [q for q in a if q in b and _text(a[q]) == _text(b[q])]
 
 
 def _graded(rows: Rows) -> Rows:

@@ -65,7 +65,13 @@ def check(config: EvaluationConfig) -> None:
         raise UserError("--temperature 0 gives the same answer every time; use --samples 1")
     if config.server is None:
         pick_device(config.device)
-        for option, value in (("--api-key-env", config.api_key_env), ("--tokenizer", config.tokenizer)):
+        for option, value in (
+            ("--api", None if config.api == "auto" else config.api),
+            ("--api-key-env", config.api_key_env),
+            ("--tokenizer", config.tokenizer),
+            ("--request-timeout", config.request_timeout),
+            ("--tries", config.tries),
+        ):
             if value is not None:
                 raise UserError(f"{option} goes with --server")
     elif config.api_key_env is not None and not os.environ.get(config.api_key_env):

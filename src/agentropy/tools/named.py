@@ -35,7 +35,9 @@ def tool_by_name(name: str, timeout: float, tasks: str | None = None) -> Any:
                 f"tool search needs a corpus: search:FILE.jsonl, one {{title, text}} object a line{missing}"
             )
         return search_tool(Path(argument) if argument else beside or Path())
-    if kind == "web-search" and argument:
+    if kind == "web-search":
+        if not argument:
+            raise UserError("tool web-search needs the address of a SearXNG: web-search:URL")
         return web_search_tool(argument)
     if name == "read-page":
         return page_tool()
