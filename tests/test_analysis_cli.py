@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from agentropy.commands import analyze as commands
 from agentropy.methods import make_method
 from agentropy.trajectory import Trajectory, dumps, write_jsonl
 from make_trajectories import EXAMPLE, trajectory
-from test_analysis_imports import CONVERSATION
+from test_analysis_imports import CONVERSATION, SURER
 
 QUESTIONS, SAMPLES = 12, 4
 
@@ -205,11 +206,26 @@ def test_without_pandas_and_pyarrow_what_is_missing_is_named(file: Path, tmp_pat
 
 def test_the_page_says_that_numbers_are_estimates(tmp_path: Path) -> None:
     chat = tmp_path / "chat.jsonl"
-    chat.write_text(json.dumps(CONVERSATION) + "\n")
+    chat.write_text(json.dumps(SURER) + "\n")
     found = sources([chat])
     data = write_page(tmp_path / "report.html", [str(chat)], found, analyse(found, Options(), ["tao-rl"]))
     assert "are estimates" in json.dumps(data["tables"])
+    assert data["estimates"] is True
+    useful = next(t for t in data["tables"] if t["title"] in ("Most useful calls", "Least useful calls"))
+    assert useful["rows"][0][0].startswith("≈")
     assert len(data["trajectories"]) == 1
+
+
+def test_the_page_lists_what_was_wasted_and_where(file: Path, tmp_path: Path) -> None:
+    again = {**EXAMPLE, "segments": [*EXAMPLE["segments"][:4], *EXAMPLE["segments"][1:]]}
+    (tmp_path / "again.jsonl").write_text(json.dumps(again) + "\n")
+    paths = [str(file), str(tmp_path / "again.jsonl")]
+    found = sources(paths)
+    data = write_page(tmp_path / "report.html", paths, found, analyse(found, Options(), ["tao-rl"]))
+    table = next(t for t in data["tables"] if t["title"] == "Repeated calls")
+    row = dict(zip(table["columns"], table["rows"][0], strict=True))
+    assert (row["source"], row["trajectory"], row["call"]) == ("again.jsonl", EXAMPLE["trajectory_id"], "2 of 2")
+    assert re.fullmatch(r"[+\u2212]\d\.\d{3}", row["dH"])
 
 
 def test_the_formats_of_the_help_are_those_of_the_imports() -> None:

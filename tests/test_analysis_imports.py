@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -35,7 +36,7 @@ def logprobs(*tokens: str) -> dict[str, Any]:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": '{"code": "print(6*7)"}'}}
-CONVERSATION = {
+CONVERSATION: dict[str, Any] = {
     "id": "chat-1",
     "messages": [
         {"role": "system", "content": "Use the tools."},
@@ -46,6 +47,15 @@ CONVERSATION = {
     ],
     "score": 1,
 }
+
+SURER = {
+    **CONVERSATION,
+    "messages": [
+        *CONVERSATION["messages"][:-1],
+        {"role": "assistant", "content": "42", "logprobs": {"content": [entry("42", 0.99)]}},
+    ],
+}
+"""The call lowers the entropy."""
 
 
 def one(path: Path, **options: Any) -> Trajectory:
@@ -383,3 +393,28 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 )
 def test_how_a_call_went_is_read_from_its_result(text: str, status: str) -> None:
     assert status_of(text) == status
+
+
+@pytest.mark.parametrize(("given", "score"), [("true", 1.0), ("0.5", 0.5), (False, 0.0), ("", None), (None, None)])
+def test_outcomes_as_text(tmp_path: Path, given: Any, score: float | None) -> None:
+    assert one(write(tmp_path / "log.jsonl", {**CONVERSATION, "score": given})).score == score
+
+
+@pytest.mark.parametrize("given", ["yes", [1], {"value": 1}])
+def test_an_outcome_that_is_no_number_is_not_taken_as_missing(tmp_path: Path, given: Any) -> None:
+    path = write(tmp_path / "log.jsonl", CONVERSATION, {**CONVERSATION, "score": given})
+    with pytest.raises(UserError, match=r"log.jsonl, line 2: the outcome 'score' is .* no number"):
+        list(read(path))
+
+
+def test_calls_as_another_api_writes_them_are_not_overlooked(tmp_path: Path) -> None:
+    part = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": [part]}]
+    with pytest.raises(UserError, match="line 1: a message holds a part 'tool_use'"):
+        list(read(write(tmp_path / "log.jsonl", {"messages": messages})))
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(json.dumps(CONVERSATION).encode()))
+    with pytest.raises(UserError, match="is compressed; unpack it first"):
+        list(read(tmp_path / "log.jsonl.gz"))

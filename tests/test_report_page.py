@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ import pytest
 
 from agentropy.analysis.report import Table, write_report
 from agentropy.batch import make_batch
+from agentropy.cli import main
 from agentropy.methods import make_method
 from agentropy.trajectory import Trajectory, read_jsonl
 from report_pages import Tab, browser, make_run, make_tokenizer, make_trajectory, tab
+from test_analysis_imports import SURER
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,23 @@ def test_tables_of_others_lead_to_trajectories(chromium: Any, tmp_path: Path) ->
         t.page.locator("table.numbers a").click()
         t.page.wait_for_selector(".trajectory")
         assert t.page.inner_text(".id") == "<i>1"
+
+
+def test_a_chat_log_shows_its_calls_and_marks_estimates(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(json.dumps(SURER) + "\n")
+    assert main(["analyze", str(tmp_path / "chat.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    with tab(chromium) as t:
+        t.open((tmp_path / "out" / "report.html").as_uri())
+        assert "those of tao-rl" in t.page.inner_text("#ran")
+        assert "≈" in t.page.locator("#changes .about").first.inner_text()
+        dh = t.page.locator("table", has_text="trajectory").last.locator("tbody tr").first.locator("th")
+        assert dh.evaluate("e => getComputedStyle(e).textAlign") == "right"
+        t.page.keyboard.press("t")
+        t.page.keyboard.press("j")
+        assert "≈" in t.page.locator("#list small").first.inner_text()
+        assert t.page.locator(".block.call .arguments").is_visible()
+        assert "print(6*7)" in t.page.inner_text(".block.call")
+        assert "tao-rl would not learn from it" in t.page.inner_text(".fate")
 
 
 def test_distributions_count_the_calls_of_training(chromium: Any, report: str, run_directory: Path) -> None:

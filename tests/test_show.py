@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from agentropy.cli import main
 from agentropy.training.tokenizer import train_tokenizer
 from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory, write_jsonl
+from test_analysis_imports import CONVERSATION
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,27 @@ def test_on_a_terminal_lines_are_wrapped_and_nothing_is_lost(
 def test_a_wrong_name_gets_the_nearest(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run_directory / "trajectories" / "t.jsonl"), "--id", "q1-1"]) == 2
     assert "which has 1; the nearest is 'q1-0'" in capsys.readouterr().err
+
+
+def test_a_directory_shows_the_trajectory_of_every_file_that_has_it(
+    run_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run_directory / "trajectories" / "t.jsonl"
+    (first.parent / "u.jsonl").write_bytes(first.read_bytes())
+    assert main(["show", str(run_directory), "--id", "q1-0"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.endswith(".jsonl:")] == [
+        f"{first}:",
+        f"{first.parent / 'u.jsonl'}:",
+    ]
+    assert out.count("q1-0: answer, score 1") == 2
+    assert main(["show", str(run_directory)]) == 0
+    assert capsys.readouterr().out.count("q1-0: answer, score 1") == 1
+
+
+def test_a_chat_log_shows_calls_whose_tokens_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chat.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
+    assert main(["show", str(tmp_path / "chat.jsonl"), "--id", "chat-1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r'call +python \{"code": "print\(6\*7\)"\}', out)
+    assert re.search(r"dH\u2248[+-]\d", out)

@@ -13,6 +13,7 @@ from agentropy.analysis.report import CallPoint, Table, write_report
 from agentropy.analysis.report.tokens import tokenizer_places
 from agentropy.trajectory import STATUSES
 
+FIRST = "The first ones in the order of the files."
 READ_AGAIN = 64 << 20
 """Bytes of files in the project's own format that the page reads itself, with all that it knows of run directories."""
 
@@ -88,24 +89,30 @@ def _tables(report: Mapping[str, Any]) -> Iterator[Table]:
         ("method", "keeps", "drops", "groups left", "no signal", "mean reward", "share of the bonus"),
         tuple(_method_row(name, m) for name, m in report["methods"].items()),
     )
-    for title, key in (("Most useful calls", "most_useful"), ("Least useful calls", "least_useful")):
-        if report[key]:
-            yield Table(
-                title,
-                ("dH", "trajectory", "call", "tool", "arguments", "status", "result"),
-                tuple(
-                    (
-                        row["entropy_change"],
-                        row["trajectory_id"],
-                        f"{row['call']} of {row['calls']}",
-                        row["tool"],
-                        row["arguments"],
-                        row["status"],
-                        row["result"],
-                    )
-                    for row in report[key]
-                ),
-            )
+    several = len(report["sources"]) > 1
+    for title, rows, note in (
+        ("Most useful calls", report["most_useful"], ""),
+        ("Least useful calls", report["least_useful"], ""),
+        ("Repeated calls", report["repeated"]["examples"], FIRST),
+        ("Results that were never used", report["unused"]["examples"], FIRST),
+    ):
+        if rows:
+            columns = ("dH", *(("source",) if several else ()), "trajectory", "call", "tool", "arguments", "status")
+            yield Table(title, (*columns, "result"), tuple(_example(row, several) for row in rows), note)
+
+
+def _example(row: Mapping[str, Any], with_source: bool) -> tuple[str | None, ...]:
+    dh, about = row["entropy_change"], "≈\u202f" if row["estimated"] else ""
+    return (
+        None if dh is None else about + f"{dh:+.3f}".replace("-", "\u2212"),
+        *((row["source"],) if with_source else ()),
+        row["trajectory_id"],
+        f"{row['call']} of {row['calls']}",
+        row["tool"],
+        row["arguments"],
+        row["status"],
+        row["result"],
+    )
 
 
 def _method_row(name: str, m: Mapping[str, Any]) -> tuple[str | float | None, ...]:

@@ -100,10 +100,14 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         rows = report[key]
         if report["calls"] and (key != "by_part" or len(rows) > 1):
             _cells(title, rows, first, console)
-    _examples("Most useful calls", report["most_useful"], console)
-    _examples("Least useful calls", report["least_useful"], console)
-    _examples("Repeated calls: same tool, same arguments", report["repeated"]["examples"], console)
-    _examples("Results that were never used", report["unused"]["examples"], console)
+    several = len(report["sources"]) > 1
+    for title, examples in (
+        ("Most useful calls", report["most_useful"]),
+        ("Least useful calls", report["least_useful"]),
+        ("Repeated calls, the first: same tool, same arguments", report["repeated"]["examples"]),
+        ("Results that were never used, the first", report["unused"]["examples"]),
+    ):
+        _examples(title, examples, console, several)
     _methods(report, console)
     for note in report["notes"]:
         console.print(f"Note: {note}", markup=False)
@@ -164,7 +168,7 @@ def _cells(title: str, rows: Sequence[Mapping[str, Any]], first: str, console: C
     console.print(table)
 
 
-def _examples(title: str, rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+def _examples(title: str, rows: Sequence[Mapping[str, Any]], console: Console, several: bool) -> None:
     from rich.text import Text
 
     if not rows:
@@ -172,7 +176,9 @@ def _examples(title: str, rows: Sequence[Mapping[str, Any]], console: Console) -
     console.print()
     console.print(Text(title, style="bold"))
     for row in rows[:EXAMPLES]:
-        where = f"{_plain(row['trajectory_id'], 48)}, call {row['call']} of {row['calls']}"
+        source = f"{_plain(row['source'], 30)}: " if several else ""
+        call = f", call {row['call']} of {row['calls']}"
+        where = source + _plain(row["trajectory_id"], max(12, console.width - 20 - len(source + call))) + call
         console.print(Text(f"  {_signed(row['entropy_change']):>7}  {row['status']:7}  {where}"))
         call = f"{row['tool']} {row['arguments']} → {row['result']}"
         console.print(Text(f"{'':11}{_plain(call, 2 * console.width)}"), no_wrap=True, overflow="ellipsis")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentropy.analysis.report.tokens import TokenBytes
-    from agentropy.trajectory import Segment, ToolResult, Trajectory
+    from agentropy.trajectory import Segment, ToolCall, ToolResult, Trajectory
 
 # From certain to uncertain, as colours of a 256-colour terminal that differ in lightness too.
 SHADES = (None, 229, 222, 215, 209, 203)
@@ -30,7 +31,11 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="print one trajectory with its calls and entropies",
         description="Print one trajectory. On a terminal the policy's tokens are shaded by their entropy.",
     )
-    parser.add_argument("file", type=Path, help="a file of trajectories")
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="a file of trajectories, a run directory, or anything else that `agentropy analyze` reads",
+    )
     parser.add_argument("--id", help="trajectory id (default: the first)")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer (default: the run's own)")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
@@ -38,12 +43,23 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the trajectory. Exit code 2 where there is no such file, trajectory or tokenizer."""
+    """Print the trajectory, of a directory each that has the id. Exit code 2 where there is no such file, trajectory or
+    tokenizer."""
+    found = _find(args.file, args.id)
+    for place, (source, trajectory) in enumerate(found):
+        if place:
+            print()
+        if args.file.is_dir():
+            print(f"{_plain(str(source))}:")
+        _print(trajectory, source, args)
+    return 0
+
+
+def _print(found: Trajectory, source: Path, args: argparse.Namespace) -> None:
     from agentropy.batch import make_batch
     from agentropy.methods import make_method
 
-    found = _find(args.file, args.id)
-    texts = None if all(s.tokens is not None or not s.ids for s in found.segments) else _texts(args, found)
+    texts = None if all(s.tokens is not None or not s.ids for s in found.segments) else _texts(args, source, found)
     changes = iter(make_method("grpo").shape(make_batch([found])).entropy_change.tolist())
     terminal = sys.stdout.isatty()
     color = args.color == "always" or (args.color == "auto" and terminal)
@@ -54,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{_plain(found.trajectory_id)}: {found.stop}, {_paint(score, _mood(found.score), color)}")
     for s in found.segments:
         entropy = f"H{about or ' '}{sum(s.entropies) / len(s.ids):.3f}" if s.is_model and s.entropies and s.ids else ""
-        pieces = list(_pieces(s, texts, color))
+        pieces = list(_pieces(s, texts, color)) or [(_plain(" ".join(map(_written, s.calls))), 0.0)]
         lines = _wrapped(pieces, width) if width else ["".join(_shaded(*p) for p in pieces)]
         print(f"{s.kind:>10}  {entropy:8}  {lines[0]}")
         for line in lines[1:]:
@@ -67,36 +83,49 @@ def run(args: argparse.Namespace) -> int:
     if color:
         key = "  ".join(_shaded(f"> {limit:g}", limit + 1e-9) for limit in SHADE_NATS)
         print(f"\n{'':{INDENT}}{_paint('nats:', QUIET, True)} {key}")
-    return 0
 
 
-def _find(file: Path, wanted: str | None) -> Trajectory:
+def _find(path: Path, wanted: str | None) -> list[tuple[Path, Trajectory]]:
+    """The trajectory with the file it is in; of a directory, that of each file that has the id."""
+    from agentropy.analysis.imports import sources
     from agentropy.errors import UserError
-    from agentropy.trajectory import read_jsonl
 
     names: list[str] = []
-    for t in read_jsonl(file):
-        if wanted in (None, t.trajectory_id):
-            return t
-        names.append(t.trajectory_id)
+    found: list[tuple[Path, Trajectory]] = []
+    for source in sources([path]):
+        for t in source.read():
+            if wanted in (None, t.trajectory_id):
+                found.append((source.path, t))
+                break
+            names.append(t.trajectory_id)
+        if found and wanted is None:
+            break
+    if found:
+        return found
     if not names:
-        raise UserError(f"{file} holds no trajectory")
+        raise UserError(f"{path} holds no trajectory")
     near = difflib.get_close_matches(str(wanted), names[:10_000], n=1, cutoff=0.5) or names[:1]
-    raise UserError(f"no trajectory {wanted!r} in {file}, which has {len(names)}; the nearest is {near[0]!r}")
+    raise UserError(f"no trajectory {wanted!r} in {path}, which has {len(names)}; the nearest is {near[0]!r}")
 
 
-def _texts(args: argparse.Namespace, t: Trajectory) -> TokenBytes | None:
+def _written(call: ToolCall) -> str:
+    """A call whose tokens the source did not give."""
+    arguments = call.error or json.dumps(call.arguments, ensure_ascii=False, default=str)
+    return f"{call.tool} {arguments}"
+
+
+def _texts(args: argparse.Namespace, source: Path, t: Trajectory) -> TokenBytes | None:
     from agentropy.analysis.report.tokens import TokenBytes, find_tokenizer, tokenizer_places
     from agentropy.errors import UserError
 
     if t.ids_kind == "none":
         return None
-    folder = args.file.resolve().parent
+    folder = source.resolve().parent
     places = [p for place in (folder.parent, folder) for p in tokenizer_places(place)]
     if args.model is not None:
         places = [args.model] if (args.model / "tokenizer_config.json").is_file() else []
     if not places:
-        raise UserError(f"no tokenizer beside {args.file}; name a model's folder with --model")
+        raise UserError(f"no tokenizer beside {source}; name a model's folder with --model")
     return TokenBytes(find_tokenizer(places[0]))
 
 

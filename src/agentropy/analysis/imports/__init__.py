@@ -140,6 +140,8 @@ def _first(path: Path) -> Any:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not raw:
         raise UserError(f"{path} is empty")
+    if raw.startswith(b"\x1f\x8b"):
+        raise UserError(f"{path} is compressed; unpack it first (gunzip)")
     return parse(raw, f"{path}, line 1")
 
 

@@ -104,6 +104,12 @@ def _messages(value: Any, where: str) -> list[Message]:
     for m in value:
         if not isinstance(m.get("role"), str):
             raise UserError(f"{where}: a message has no 'role'")
+        for part in m["content"] if isinstance(m.get("content"), list) else []:
+            if isinstance(part, Mapping) and part.get("type") in ("tool_use", "tool_result"):
+                raise UserError(
+                    f"{where}: a message holds a part {part['type']!r}, as Anthropic's API has it; calls are read from "
+                    "'tool_calls' and results from messages with the role 'tool'"
+                )
     return [dict(m) for m in value]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -67,12 +68,32 @@ def number(value: Any) -> float | None:
 
 
 def score_in(data: Mapping[str, Any], options: Options, names: Sequence[str]) -> float | None:
-    """The outcome of a row: under the name that the user gave, else the first of `names` that holds a number."""
+    """The outcome of a row: under the name that the user gave, else the first of `names` that holds something.
+
+    Raises UserError for an outcome that is no number: taken as missing, it would turn up as "not graded" unseen.
+    """
     if options.score is not None:
         if options.score not in data:
             raise UserError(f"there is no {options.score!r} (named by --score); there are {', '.join(map(str, data))}")
-        return number(data[options.score])
-    return next((found for name in names if (found := number(data.get(name))) is not None), None)
+        names = (options.score,)
+    for name in names:
+        value = data.get(name)
+        if isinstance(value, str):
+            word = value.strip().lower()
+            value = {"true": 1.0, "false": 0.0}.get(word, value)
+            with contextlib.suppress(ValueError):
+                value = float(value)
+            if isinstance(value, str) and not word:
+                value = None
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            continue
+        found = number(value)
+        if found is None:
+            raise UserError(
+                f"the outcome {name!r} is {str(value)[:60]!r}, which is no number; --score names another key"
+            )
+        return found
+    return None
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:

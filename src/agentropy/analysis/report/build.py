@@ -346,6 +346,7 @@ def _page(
         "curves": curves(run.metrics),
         "distributions": distributions(_with_phase(found, run)),
         "tables": [t.to_page() for t in tables],
+        "estimates": any(d.estimates for _, d in found),
         "notes": notes,
         "sampling": _sampling(files),
         "files": files,

@@ -121,8 +121,8 @@ function legend(spec) {
 function histograms(data, groups) {
   const box = el("div", { class: "histograms" });
   for (const g of groups) {
-    const plot = el("div", { class: "plot", role: "img", "aria-label": `${g.name}: ${plural(g.n, "call")}, mean dH ${change(g.mean)}, ${percent(g.effective)} effective` });
-    const about = el("div", { class: "about" }, el("b", {}, el("bdi", { text: oneLine(short(g.name, 40)) })), el("span", { text: plural(g.n, "call") }), el("span", { text: `mean ${change(g.mean)}` }), el("span", { text: `${percent(g.effective, 0)} effective` }), g.undefined ? el("span", { class: "quiet", text: `${count(g.undefined)} undefined` }) : null);
+    const plot = el("div", { class: "plot", role: "img", "aria-label": `${g.name}: ${plural(g.n, "call")}, mean dH ${changeOf({ ek: page.estimates }, g.mean)}, ${percent(g.effective)} effective` });
+    const about = el("div", { class: "about" }, el("b", {}, el("bdi", { text: oneLine(short(g.name, 40)) })), el("span", { text: plural(g.n, "call") }), el("span", { text: `mean ${changeOf({ ek: page.estimates }, g.mean)}` }), el("span", { text: `${percent(g.effective, 0)} effective` }), g.undefined ? el("span", { class: "quiet", text: `${count(g.undefined)} undefined` }) : null);
     box.append(el("div", { class: "row" }, about, plot));
     const most = Math.max(1, ...g.counts), height = 56, bottom = 16;
     responsive(plot, (width) => {

@@ -156,3 +156,9 @@ const REASONS = {
   "left-over": "its group was not needed: the update was full",
 };
 const isEvaluation = (file) => file.kind !== "train" && file.kind !== "file";
+/** Where advantages and filters are what a method would have made of it. */
+const wasTrained = (file) => file.kind === "train";
+/** Where its trajectories come from is said of each only if they come from several places. */
+const originIn = (file) => (page.files.length > 1 ? origin(file) : "");
+/** A change of entropy, marked where it is an estimate. */
+const changeOf = (t, d) => `${t.ek ? "≈\u202f" : ""}${change(d)}`;

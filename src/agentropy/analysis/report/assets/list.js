@@ -76,8 +76,8 @@ function filterBar() {
 function listRow(t) {
   const [mood, word] = verdictOf(t), changes = t.calls.filter((c) => !missing(c.d));
   const marks = el("span", { class: "calls", "aria-hidden": "true" }, t.calls.slice(0, 12).map((c) => el("span", { class: `call-mark ${c.s} ${c.e ? "down" : ""}`, text: c.s === "ok" ? (c.e ? "▼" : missing(c.d) ? "•" : "▲") : STATUS[c.s] })));
-  const dh = changes.length ? `dH ${change(changes.reduce((a, c) => (Math.abs(c.d) > Math.abs(a.d) ? c : a)).d)}` : "";
-  const small = [origin(t.file), t.calls.length ? plural(t.calls.length, "call") : "no call", dh, t.w && !isEvaluation(t.file) ? (t.w === "left-over" ? "left over" : "dropped") : ""].filter(Boolean).join(" · ");
+  const dh = changes.length ? `dH ${changeOf(t, changes.reduce((a, c) => (Math.abs(c.d) > Math.abs(a.d) ? c : a)).d)}` : "";
+  const small = [originIn(t.file), t.calls.length ? plural(t.calls.length, "call") : "no call", dh, t.w && !isEvaluation(t.file) ? (t.w === "left-over" ? "left over" : "dropped") : ""].filter(Boolean).join(" · ");
   const link = el("a", { href: address(t), class: "row", "aria-current": t.key === state.open ? "true" : null, data: { key: t.key }, on: { click: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); open(t); } } }, el("span", { class: `badge ${mood}`, text: word.slice(0, 1), title: word }), el("span", { class: "what" }, el("bdi", { dir: "auto", text: oneLine(short(t.question.text || t.question.id, 140)) }), el("small", {}, el("span", { text: small }), marks)));
   return el("li", {}, link);
 }

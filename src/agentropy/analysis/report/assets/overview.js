@@ -17,6 +17,8 @@ const FILTERS = [
   ["filter/truncated", "truncated"],
   ["filter/lost", "lost"],
 ];
+/** Columns of other tables that hold text, even where it looks like a number. */
+const TEXTS = new Set(["source", "trajectory", "call", "tool", "arguments", "status", "result"]);
 const section = (id, title, ...content) => el("section", { "aria-labelledby": `${id}-h`, id }, el("h2", { id: `${id}-h`, text: title }), content);
 
 function overview() {
@@ -47,7 +49,8 @@ function outcome() {
 function whatRan() {
   const c = page.config, e = page.environment, facts = [];
   const fact = (name, value) => { if (value !== undefined && value !== null && value !== "") facts.push(el("div", {}, el("dt", { text: name }), el("dd", {}, el("bdi", { text: oneLine(String(value)) })))); };
-  fact("method", c.method);
+  if (c.method) fact("method", c.method);
+  else if (page.trajectories.length) fact("advantages and filters", `those of ${page.method}`);
   fact("questions", c.world || c.tasks);
   fact("model", c.model || (c.method ? "embedded agent" : undefined));
   fact("seed", c.seed);
@@ -68,14 +71,17 @@ function whatRan() {
 }
 
 function otherTable(table) {
-  const words = (v) => {
-    const node = el("bdi", { text: v === null ? "–" : oneLine(short(v, 400)) });
-    const t = page.byId.get(v); // a cell that names a trajectory of this page leads to it
-    return t ? el("a", { href: address(t) }, node) : node;
+  const from = table.columns.indexOf("source"), numeric = (v) => v === null || typeof v === "number" || /^≈?\s?[+−]?\d[\d.,]*\s?%?$/.test(v);
+  const right = table.columns.map((c, i) => !TEXTS.has(c) && table.rows.some((r) => r[i] !== null) && table.rows.every((r) => numeric(r[i])));
+  const trajectory = (v, row) => page.byId.get(v) || (from < 0 ? null : page.byKey.get(`${String(row[from]).split("/").pop()}/${v}`));
+  const words = (v, row) => {
+    const node = el("bdi", { text: v === null ? "–" : typeof v === "number" ? (Number.isInteger(v) ? count(v) : sig(v)) : oneLine(short(v, 400)) });
+    const t = typeof v === "string" ? trajectory(v, row) : null; // a cell that names a trajectory of this page leads to it
+    return t ? el("a", { href: address(t), class: v.length <= 40 ? "whole" : null }, node) : node;
   };
-  const cell = (v, i) => (typeof v === "number" ? el("td", { text: Number.isInteger(v) ? count(v) : sig(v) }) : el(i ? "td" : "th", { class: "words", scope: i ? null : "row" }, words(v)));
-  const head = el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { scope: "col", class: table.rows.some((r) => typeof r[i] === "number") ? null : "words", text: c }))));
-  const body = el("tbody", {}, table.rows.map((r) => el("tr", {}, r.map(cell))));
+  const cell = (v, i, row) => el(i ? "td" : "th", { class: right[i] ? "number" : "words", scope: i ? null : "row" }, words(v, row));
+  const head = el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { scope: "col", class: right[i] ? null : "words", text: c }))));
+  const body = el("tbody", {}, table.rows.map((r) => el("tr", {}, r.map((v, i) => cell(v, i, r)))));
   const id = `table-${table.title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
   return section(id, table.title, table.note ? el("p", { class: "quiet" }, el("bdi", { text: table.note })) : null, el("div", { class: "wide" }, el("table", { class: "numbers" }, head, body)));
 }

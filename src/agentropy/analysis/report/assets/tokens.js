@@ -77,7 +77,7 @@ function about(t, s, n, bonus) {
   const entry = t.vocabulary[s.t[n]], a = advantageOf(s, n), rows = [];
   if (s.h) rows.push(["entropy", `${t.ek ? "≈ " : ""}${sig(s.h[n])} nats`]);
   if (s.l) rows.push(["probability", probability(s.l[n])], ["log-probability", sig(s.l[n])]);
-  if (!missing(a)) rows.push([isEvaluation(t.file) ? "advantage (if trained on)" : "advantage", (a > 0 ? "+" : "") + sig(a)]);
+  if (!missing(a)) rows.push([wasTrained(t.file) ? "advantage" : "advantage (if trained on)", (a > 0 ? "+" : "") + sig(a)]);
   if (bonus) rows.push(["bonus", "entropy-guided bonus applied"]);
   rows.push(["id", entry[0] === null ? "not known" : String(entry[0])]);
   return { text: entry[1] === null ? `bytes ${entry[2]}` : quoted(entry[1]), rows, others: s.al ? s.al[n] : [] };

@@ -6,7 +6,7 @@ const verdictOf = (t) => VERDICT[String(t.right)];
 
 /** What a trajectory was, did and earned, in short words. */
 function facts(t) {
-  const q = t.question, out = [origin(t.file)];
+  const q = t.question, out = [originIn(t.file)].filter(Boolean);
   if (q.kind) out.push(q.kind);
   if (!missing(q.need)) out.push(q.need === 0 ? "needs no call" : `needs ${plural(q.need, "call")}`);
   out.push(plural(t.calls.length, "call"), plural(t.tokens, "token"));
@@ -21,7 +21,7 @@ function facts(t) {
 function fate(t) {
   if (!t.w) return null;
   const why = REASONS[t.w] || t.w;
-  return el("p", { class: "fate", text: isEvaluation(t.file) ? `${page.method} would not learn from it: ${why}.` : `Not learned from: ${why}.` });
+  return el("p", { class: "fate", text: wasTrained(t.file) ? `Not learned from: ${why}.` : `${page.method} would not learn from it: ${why}.` });
 }
 
 /** A trajectory. top: the entropy at the top of the strip's scale, so that two can be compared. */
@@ -59,20 +59,21 @@ function modelBlock(t, s, kind) {
   const tools = (s.c || []).map((c) => c.n || "no name").join(", ");
   const title = kind === "call" ? `Call${tools ? ` · ${short(oneLine(tools), 60)}` : ""}` : "Reasoning";
   const h = s.h && s.t.length ? el("span", { class: "mean", text: `H ${t.ek ? "≈ " : ""}${fixed(s.m, 3)}`, title: "mean entropy of this part, nats a token" }) : null;
-  return block(kind, title, h, s.t.length ? tokenLine(t, s, title) : el("p", { class: "empty", text: "no tokens" }), (s.c || []).map((c) => argumentsOf(c)));
+  return block(kind, title, h, s.t.length ? tokenLine(t, s, title) : el("p", { class: "empty", text: kind === "call" ? "The source has no tokens of this call." : "no tokens" }), (s.c || []).map((c) => argumentsOf(c, !s.t.length)));
 }
 
-function argumentsOf(c) {
+/** bare: the arguments are all that there is to see of the call. */
+function argumentsOf(c, bare) {
   const rows = c.a.map(([name, value]) => el("div", {}, el("dt", {}, el("bdi", { text: oneLine(name) })), el("dd", {}, textBlock(value, { class: "code" }))));
   const error = c.er ? el("p", { class: "error" }, el("bdi", { text: visible(`This call could not be read: ${c.er}`) })) : null;
-  const open = c.a.some(([, value]) => value.includes("\n") && value.length < 2000);
+  const open = bare || c.a.some(([, value]) => value.includes("\n") && value.length < 2000);
   return [error, rows.length ? el("details", { open }, el("summary", { text: "arguments" }), el("dl", { class: "arguments" }, rows)) : null];
 }
 
 function resultBlock(t, s) {
   const results = (s.r || []).map((r) => {
     const effect = missing(r.d) ? "dH undefined" : r.e ? "effective" : "not effective";
-    const dh = missing(r.d) ? null : el("span", { class: `dh ${r.e ? "down" : "up"}`, title: `entropy before ${sig(r.h0)}, after ${sig(r.h1)} nats a token` }, `dH ${t.ek ? "≈ " : ""}${change(r.d)}`, el("small", { text: ` (${fixed(r.h0, 3)} → ${fixed(r.h1, 3)})` }));
+    const dh = missing(r.d) ? null : el("span", { class: `dh ${r.e ? "down" : "up"}`, title: `entropy before ${sig(r.h0)}, after ${sig(r.h1)} nats a token` }, `dH ${changeOf(t, r.d)}`, el("small", { text: ` (${fixed(r.h0, 3)} → ${fixed(r.h1, 3)})` }));
     const line = el("p", { class: "outcome" }, el("span", { class: `status ${r.s}`, text: `${STATUS[r.s] || ""} ${r.s}` }), el("span", { text: milliseconds(r.ms) }), dh, el("span", { class: `effect ${r.e ? "down" : "up"}`, text: `${missing(r.d) ? "" : r.e ? "▼ " : "▲ "}${effect}` }), missing(r.w) ? null : el("span", { text: `tool's reward ${sig(r.w)}` }), r.stop ? el("span", { text: "ended the episode" }) : null);
     return [line, r.o ? textBlock(r.o, { class: "code output" }) : el("p", { class: "empty", text: "no output" })];
   });
@@ -99,10 +100,10 @@ function strip(t, blocks, top) {
       button.setAttribute("aria-label", `${label}: ${plural(s.t.length, "token")}, mean entropy ${sig(s.m)}`);
       button.title = `${label}: H ${sig(s.m)}`;
     } else if (r) {
-      bar.append(STATUS[r.s] || "•", el("small", { text: missing(r.d) ? "" : signed(r.d) }));
+      bar.append(STATUS[r.s] || "•", el("small", { text: missing(r.d) ? "" : (t.ek ? "≈" : "") + signed(r.d) }));
       bar.classList.add(r.s);
-      button.setAttribute("aria-label", `${label}: ${r.s}, dH ${change(r.d)}`);
-      button.title = `${label}: ${r.s}, dH ${change(r.d)}`;
+      button.setAttribute("aria-label", `${label}: ${r.s}, dH ${changeOf(t, r.d)}`);
+      button.title = `${label}: ${r.s}, dH ${changeOf(t, r.d)}`;
     } else {
       bar.textContent = s.k === 0 ? "?" : "•";
       button.setAttribute("aria-label", label);
@@ -124,7 +125,7 @@ function viewerBar(t, other) {
   const list = companions(t).slice(0, 200), at = state.shown.indexOf(t);
   const step = (label, title, to) => el("button", { type: "button", title, "aria-label": title, disabled: !to, text: label, on: { click: () => to && go(t, to) } });
   const go = (_, to) => open(to);
-  const pick = el("select", { id: "companion", "aria-label": "Compare with another trajectory of this question", on: { change: () => compare(t, page.byKey.get(pick.value)) } }, el("option", { value: "", text: other ? "compare with another …" : list.length ? `compare with … (${list.length})` : "nothing to compare with" }), list.map((o) => el("option", { value: o.key, text: `${origin(o.file)} · ${verdictOf(o)[1]} · ${plural(o.calls.length, "call")} · ${short(oneLine(o.i.split("/").slice(-2).join("/")), 40)}` })));
+  const pick = el("select", { id: "companion", "aria-label": "Compare with another trajectory of this question", on: { change: () => compare(t, page.byKey.get(pick.value)) } }, el("option", { value: "", text: other ? "compare with another …" : list.length ? `compare with … (${list.length})` : "nothing to compare with" }), list.map((o) => el("option", { value: o.key, text: [originIn(o.file), verdictOf(o)[1], plural(o.calls.length, "call"), short(oneLine(o.i.split("/").slice(-2).join("/")), 40)].filter(Boolean).join(" · ") })));
   pick.disabled = !list.length;
   const shading = el("select", { id: "shading", "aria-label": "Shade tokens by", on: { change: () => { state.shading = shading.value; mode(); } } }, [["entropy", "shade: entropy"], ["surprise", "shade: surprise (−log p)"], ["advantage", "shade: advantage"]].map(([v, text]) => el("option", { value: v, text })));
   shading.value = state.shading;
