@@ -77,14 +77,7 @@ def score_in(data: Mapping[str, Any], options: Options, names: Sequence[str]) ->
             raise UserError(f"there is no {options.score!r} (named by --score); there are {', '.join(map(str, data))}")
         names = (options.score,)
     for name in names:
-        value = data.get(name)
-        if isinstance(value, str):
-            word = value.strip().lower()
-            value = {"true": 1.0, "false": 0.0}.get(word, value)
-            with contextlib.suppress(ValueError):
-                value = float(value)
-            if isinstance(value, str) and not word:
-                value = None
+        value = _unquoted(data.get(name))
         if value is None or (isinstance(value, float) and math.isnan(value)):
             continue
         found = number(value)
@@ -94,6 +87,18 @@ def score_in(data: Mapping[str, Any], options: Options, names: Sequence[str]) ->
             )
         return found
     return None
+
+
+def _unquoted(value: Any) -> Any:
+    """The number or flag that a text holds; None for an empty text."""
+    if not isinstance(value, str):
+        return value
+    word = value.strip().lower()
+    if word in ("", "true", "false"):
+        return {"": None, "true": True, "false": False}[word]
+    with contextlib.suppress(ValueError):
+        return float(word)
+    return value
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
