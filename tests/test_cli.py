@@ -51,6 +51,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     [
         (["tasks", "show", "arithmetic", "--n", "-1"], "--n must be at least 0"),
         (["tasks", "check", "arithmetic", "--limit", "-1"], "--limit must be at least 1"),
+        (["tasks", "check", "gsm9k=no.jsonl"], "no benchmark 'gsm9k'; there are"),
         (["tasks", "check", "arithmetic", "--list", "-1"], "--list must be at least 0"),
         (["warm-start", "--out", "/proc/here"], "choose another --out"),
         (["warm-start", "--steps", "-1"], "--steps must not be negative"),

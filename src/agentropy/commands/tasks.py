@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 
@@ -28,6 +29,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def open_source(spec: str, seed: int = 0) -> Any:
     """The task source of a spec: a world's name, with settings after a question mark, BENCHMARK=FILE for a file in the
     schema of a benchmark's publisher, or any spec of `load_tasks`."""
+    from agentropy.errors import UserError
     from agentropy.evaluation.benchmarks.load import load_benchmark
     from agentropy.evaluation.benchmarks.table import BENCHMARKS
     from agentropy.tasks import WORLDS, load_tasks, make_world
@@ -39,6 +41,8 @@ def open_source(spec: str, seed: int = 0) -> Any:
         found = load_benchmark(benchmark, file)
         splits: list[Split] = ["test" for _ in found.tasks]
         return FileTasks(spec, found.tasks, tuple(splits), seed, found.notes)
+    if equals and file and benchmark.isalnum() and not Path(spec).exists():
+        raise UserError(f"no benchmark {benchmark!r}; there are {', '.join(BENCHMARKS)}")
     name, _, settings = spec.partition("?")
     if name not in WORLDS:
         return load_tasks(spec, seed=seed)

@@ -38,12 +38,12 @@ def print_results(results: Mapping[str, Mapping[str, Any]], title: str, usage: M
         console().print(table)
     if usage:
         counts = ", ".join(f"{name.replace('_', ' ')} {_count(value)}" for name, value in usage.items() if value)
-        console().print(f"Server: {counts}", markup=False, highlight=False)
+        console().print(f"Server: {counts}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _count(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{k} {v}" for k, v in value.items()) or "0"
+        return "(" + ", ".join(f"{k}: {v}" for k, v in value.items()) + ")"
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
