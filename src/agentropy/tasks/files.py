@@ -224,8 +224,9 @@ def _question(where: str, row: Mapping[str, Any], column: str | None) -> str:
     for key in (*QUESTION_KEYS, "prompt"):
         if isinstance(row.get(key), str):
             return str(row[key])
-    if (key := next((k for k in QUESTION_KEYS if row.get(k) is not None), None)) is not None:
-        raise UserError(f"{where}: no text in key {key!r}, but {str(row[key])[:40]}")
+    for key in QUESTION_KEYS:
+        if row.get(key) is not None:
+            raise UserError(f"{where}: no text in key {key!r}, but {str(row[key])[:40]}")
     raise UserError(f"{where}: no question; a row needs the key 'question' (it has {', '.join(row) or 'none'})")
 
 
