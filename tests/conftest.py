@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import settings
 # On a busy machine a first call may take seconds; what is too slow is for benchmarks to say.
 settings.register_profile("agentropy", deadline=None)
 settings.load_profile("agentropy")
+
+# A shell starts its background jobs with SIGINT ignored, and so would be everything that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
