@@ -13,7 +13,7 @@ from agentropy.errors import UserError
 from agentropy.policies.base import Finish, Generation, PolicyInfo, PolicyLost, SamplingParams, SequenceHandle, Stop
 from agentropy.policies.http_client import Client, Refused, Usage
 from agentropy.policies.http_wire import LogprobsMode, Sampled, Wire, at_temperature
-from agentropy.policies.stops import MAYBE_STRING, STOP_TOKEN, StopTable
+from agentropy.policies.stops import StopTable
 from agentropy.seeds import derive
 
 
@@ -96,7 +96,7 @@ class HttpPolicy:
         if sampled is None:
             return _empty("context_full")
         self.usage.count(sampled.prompt_tokens, len(sampled.ids))
-        count, stopped = self._end(sampled.ids, stop)
+        count, stopped = self._stops.end(sampled.ids, stop)
         finish: Finish = "stop" if stopped or not sampled.cut else "length"
         if finish == "length" and count < params.max_new_tokens:
             finish = "context_full"
@@ -118,16 +118,6 @@ class HttpPolicy:
             if error.is_context:
                 return None
             raise lost_or_wrong(error, self.client) from None
-
-    def _end(self, ids: Sequence[int], stop: Stop) -> tuple[int, bool]:
-        """How many ids there are up to the first stop, and whether there is one."""
-        index = self._stops.index(stop)
-        flags: list[int] = self._stops.table[index].tolist()
-        for i, token in enumerate(ids):
-            flag = flags[token] if token < len(flags) else 0
-            if flag & STOP_TOKEN or (flag & MAYBE_STRING and self._stops.completes(index, [*ids[: i + 1]])):
-                return i + 1, True
-        return len(ids), False
 
     def fork(self, sequence: SequenceHandle, seed: int, at: int | None = None) -> SequenceHandle:
         """A sequence that goes on from the first `at` ids (None: all) with its own seed."""

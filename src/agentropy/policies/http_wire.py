@@ -84,11 +84,18 @@ def _vllm_request(
         "add_special_tokens": False,
         "stream": False,
     }
-    if stop.token_ids:
-        body["stop_token_ids"] = sorted(stop.token_ids)
-    if stop.strings:
-        body["stop"] = list(stop.strings)
+    body |= _stop_fields(stop)
     return body
+
+
+def _stop_fields(stop: Stop) -> dict[str, Any]:
+    """Where a turn ends, as both servers call it."""
+    fields: dict[str, Any] = {}
+    if stop.token_ids:
+        fields["stop_token_ids"] = sorted(stop.token_ids)
+    if stop.strings:
+        fields["stop"] = list(stop.strings)
+    return fields
 
 
 def _vllm_read(answer: Any, prompt: Sequence[int]) -> Sampled:
@@ -149,10 +156,7 @@ def _sglang_request(
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
     }
-    if stop.token_ids:
-        sampling["stop_token_ids"] = sorted(stop.token_ids)
-    if stop.strings:
-        sampling["stop"] = list(stop.strings)
+    sampling |= _stop_fields(stop)
     return {
         "input_ids": list(ids),
         "sampling_params": sampling,

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,6 +76,16 @@ class StopTable:
         # A decoder may drop spaces or give up a whole run of bytes that is no UTF-8, so the text has the last word.
         text = self._tokenizer.decode(turn, skip_special_tokens=False).encode()
         return any(s in text for s in strings)
+
+    def end(self, ids: Sequence[int], stop: Stop) -> tuple[int, bool]:
+        """How many ids of a turn there are up to the first stop, and whether there is one."""
+        index = self.index(stop)
+        flags: list[int] = self.table[index].tolist()
+        for i, token in enumerate(ids):
+            flag = flags[token] if token < len(flags) else 0
+            if flag & STOP_TOKEN or (flag & MAYBE_STRING and self.completes(index, [*ids[: i + 1]])):
+                return i + 1, True
+        return len(ids), False
 
 
 def _may_complete(token: bytes, stop: bytes) -> bool:

@@ -16,7 +16,7 @@ from agentropy.policies.base import (
     SequenceHandle,
     Stop,
 )
-from agentropy.policies.stops import MAYBE_STRING, STOP_TOKEN, StopTable
+from agentropy.policies.stops import StopTable
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +77,7 @@ class ServerPolicy:
         ids, logprobs = [int(i) for i in out.token_ids], out.log_probs
         if logprobs is None or len(logprobs) != len(ids):
             raise RuntimeError("verl's server gave no log-probability for each token that it sampled")
-        count, stopped = self._end(ids, stop)
+        count, stopped = self._stops.end(ids, stop)
         finish: Finish = "stop" if stopped or 0 < len(ids) < room else "length"
         if finish == "length" and room < params.max_new_tokens:
             finish = "context_full"
@@ -99,16 +99,6 @@ class ServerPolicy:
         if stop.strings and self._stop_strings:
             request |= {"stop": list(stop.strings), "include_stop_str_in_output": True}
         return request
-
-    def _end(self, ids: Sequence[int], stop: Stop) -> tuple[int, bool]:
-        """How many ids there are up to the first stop, and whether there is one."""
-        index = self._stops.index(stop)
-        flags: list[int] = self._stops.table[index].tolist()
-        for i, token in enumerate(ids):
-            flag = flags[token] if token < len(flags) else 0
-            if flag & STOP_TOKEN or (flag & MAYBE_STRING and self._stops.completes(index, [*ids[: i + 1]])):
-                return i + 1, True
-        return len(ids), False
 
     def fork(self, sequence: SequenceHandle, seed: int, at: int | None = None) -> SequenceHandle:
         """A sequence that goes on from the first `at` ids (None: all)."""
