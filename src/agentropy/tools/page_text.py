@@ -9,14 +9,11 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-import os
 import re
-import resource
-import signal
 import sys
-import warnings
 
-MEMORY_LIMIT = 2 << 30
+from agentropy.worker_process import begin
+
 MAX_TEXT = 200_000
 """Characters of a page that are kept."""
 
@@ -69,24 +66,9 @@ def _main_text(html: str, url: str) -> tuple[str, str]:
     return title, text or trafilatura.html2txt(html)
 
 
-def _die_with_parent() -> None:
-    import ctypes
-
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def main() -> None:
     """Serve pages until stdin ends."""
-    _die_with_parent()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # a library that prints must not be taken for an answer
+    answers = begin()
     import trafilatura  # noqa: F401
 
     answers.write("ready\n")

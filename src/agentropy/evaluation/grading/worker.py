@@ -7,36 +7,15 @@ late; nothing here needs to be interruptible.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import resource
-import signal
 import sys
-import warnings
 
-MEMORY_LIMIT = 2 << 30
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to kill this process when its parent dies, even while an answer keeps it busy."""
-    import ctypes
-
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
+from agentropy.worker_process import begin
 
 
 def main() -> None:
     """Serve lines until stdin ends."""
-    _die_with_parent()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # a library that prints must not be taken for an answer
+    answers = begin()
     from agentropy.evaluation.grading import fallback
     from agentropy.evaluation.grading.symbolic import compare
 
