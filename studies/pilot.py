@@ -250,7 +250,9 @@ def main() -> None:
         new = asyncio.run(measure(setting, args.questions, args.samples, args.continuations, args.seed))
         (args.out / f"{setting.replace(' ', '-')}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in new))
         rows += new
-    print(table(rows, args.continuations))
+    out = table(rows, args.continuations)
+    (args.out / "table.md").write_text(out + "\n")
+    print(out)
 
 
 if __name__ == "__main__":
