@@ -194,6 +194,7 @@ def change(path: str, value: Any) -> dict[str, Any]:
 BROKEN = [
     (change("schema", "agentropy.trajectory/2"), "schema 'agentropy.trajectory/2' is not 'agentropy.trajectory/1'"),
     (change("question_id", None), "key 'question_id' is missing"),
+    ({"messages": []}, "key 'question_id' is missing; chat messages are read by `agentropy analyze`"),
     (change("question_id", {"a": 1}), "question_id {'a': 1} is no text"),
     (change("segments", {}), "'segments' is no list"),
     (change("segments.1", 3), "segment 1: is no JSON object"),

@@ -82,7 +82,8 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
         raise UserError(f"schema {schema!r} is not {SCHEMA!r}, the one this version reads")
     for key in ("question_id", "segments"):
         if data.get(key) is None:
-            raise UserError(f"key {key!r} is missing")
+            chat = "; chat messages are read by `agentropy analyze` and `agentropy show`" if "messages" in data else ""
+            raise UserError(f"key {key!r} is missing{chat}")
     for key in ("question_id", "trajectory_id", "parent_id"):
         if isinstance(data.get(key), bool) or not isinstance(data.get(key, ""), str | int | None):
             raise UserError(f"{key} {data[key]!r} is no text")
