@@ -57,6 +57,36 @@ class RolloutConfig(_Strict):
     """Dynamic sampling stops after this many times `questions`, and trains on what it has."""
     deterministic: bool = True
     """Admit tool results at fixed decode steps, so that a rerun is bit-identical. False admits them at once."""
+    server: str | None = None
+    """URL of a vLLM server that samples instead of this process; each step's weights are pushed to it
+    (docs/sampler.md)."""
+
+
+class SamplerConfig(_Strict):
+    """How `rollout.server` is used; without it nothing of this counts."""
+
+    model: str | None = None
+    """The model's name on the server. None: the one that it serves."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's key."""
+    concurrency: int = Field(128, ge=1)
+    """Requests at once."""
+    push: Literal["disk", "nccl"] = "disk"
+    """How weights go to the server: as files in `directory`, or from GPU to GPU with vLLM's own transfer engine."""
+    directory: str | None = None
+    """Where weights are written for the server, under the same path on its machine. None: weights/ in the run
+    directory."""
+    address: str = "127.0.0.1"
+    """With `push: nccl`: this machine's address as the server sees it."""
+    wait: float = Field(600.0, ge=0)
+    """Seconds to wait for a server that does not answer before the run stops."""
+    correction: Literal["auto", "always", "never"] = "auto"
+    """Truncated importance weights for tokens that the server gave another probability than the trainer does. auto:
+    in steps whose mean gap is above `correction_above`."""
+    correction_cap: float = Field(2.0, ge=1)
+    """Largest importance weight of a token."""
+    correction_above: float = Field(0.01, ge=0)
+    """Nats; mean size of the difference of the log-probabilities."""
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -167,6 +197,7 @@ class RunConfig(_Strict):
     log: list[str] = []
     """Also log to tensorboard, wandb, trackio, mlflow."""
     rollout: RolloutConfig = RolloutConfig()
+    sampler: SamplerConfig = SamplerConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -179,6 +210,8 @@ class RunConfig(_Strict):
             raise ValueError("set 'world' or 'tasks', not both")
         if self.tasks is not None and self.model is None:
             raise ValueError("'tasks' needs 'model': the embedded agents only know their own worlds")
+        if self.rollout.server is None and self.sampler != SamplerConfig():
+            raise ValueError("options of 'sampler' go with 'rollout.server', the URL of a vLLM server")
         return self
 
 
