@@ -1,9 +1,8 @@
 """Two engines give the same token two probabilities. How far apart they are, and the weights that make up for it.
 
 The sampler (a server with other kernels, another precision, or weights of a step before) draws from q; the trainer has
-p. A mean over tokens that q drew is one over p's if each counts `p / q` times. Such weights have heavy tails, so they are
-cut off at a cap (truncated importance sampling, Ionides 2008; for language models Yao et al. 2025): a little bias, for a
-variance that is bounded.
+p. A mean over tokens that q drew is one over p's if each counts `p / q` times. Such weights have heavy tails, so they
+are cut off at a cap (truncated importance sampling: Ionides 2008): a little bias, for a variance that is bounded.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def importance_weights(trainer: Tensor, sampler: Tensor, mask: Tensor, cap: floa
 def gap_metrics(trainer: Tensor, sampler: Tensor, mask: Tensor) -> dict[str, float]:
     """How far the sampler's distribution is from the trainer's, over the tokens of `mask`, in nats.
 
-    `d = log p - log q` of tokens that q drew: the mean and the largest |d|; KL(q || p) as k1, the mean of `-d` (unbiased,
-    and below 0 by chance), and as k3, the mean of `e^d - d - 1` (unbiased too, never below 0); the share of tokens whose
-    ratio lies outside [0.5, 2]. Empty where there are no tokens.
+    `d = log p - log q` of tokens that q drew: the mean and the largest |d|; KL(q || p) as k1, the mean of `-d`
+    (unbiased, and below 0 by chance), and as k3, the mean of `e^d - d - 1` (unbiased too, never below 0); the share of
+    tokens whose ratio lies outside [0.5, 2]. Empty where there are no tokens.
     """
     if not bool(mask.any()):
         return {}
