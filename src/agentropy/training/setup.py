@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,16 +18,20 @@ from agentropy.methods.base import Method
 from agentropy.policies.loading import load_model
 from agentropy.policies.local import LocalPolicy
 from agentropy.protocols import make_dialect
-from agentropy.rollout.loop import Agent, Limits
+from agentropy.rollout.loop import Agent, Limits, RolloutFunction
 from agentropy.rollout.parts import assemble_toolbox, local_policy, parameters, pick_device
 from agentropy.tasks.base import TaskSource
 from agentropy.tasks.worlds import World, make_world
 from agentropy.tools.named import tool_by_name
 
+if TYPE_CHECKING:
+    from agentropy.training.distributed import Ranks
+    from agentropy.training.sampler import Sampler
+
 
 @dataclass
 class Setup:
-    """The parts of one run."""
+    """The parts of one run. `policy` is the local engine; with a `sampler` a server takes its place in `agent`."""
 
     agent: Agent
     policy: LocalPolicy
@@ -38,9 +44,24 @@ class Setup:
     scorer: Scorer
     source_name: str
     description: str
+    sampler: Sampler | None = None
+
+    @contextlib.asynccontextmanager
+    async def sampling(self, step: int, say: Callable[[str], None]) -> AsyncIterator[None]:
+        """Around rollouts: the model in evaluation mode, and a server with the weights that it has after `step`."""
+        with self.policy.rollout():
+            if self.sampler is not None:
+                await self.sampler.begin(self.model, step, say)
+            yield
+
+    def scored(self, roll: RolloutFunction) -> RolloutFunction:
+        """A rollout whose log-probabilities and entropies are those of `model`, whatever samples."""
+        return roll if self.sampler is None else self.sampler.scored(roll, self.model)
 
     async def close(self) -> None:
         """Stop the tools and the graders."""
+        if self.sampler is not None:
+            await self.sampler.close()
         await self.agent.toolbox.close()
         await self.scorer.close()
 
@@ -99,6 +120,24 @@ def build(config: RunConfig) -> Setup:
         scorer=scorer,
         source_name=source_name,
         description=f"{'the embedded agent' if embedded else path} ({size}, {device})",
+    )
+
+
+def with_server(setup: Setup, config: RunConfig, directory: Path, ranks: Ranks) -> Setup:
+    """The same run, sampled by the server of `rollout.server`. All ranks must call.
+
+    Raises UserError where it cannot be used, before anything is sampled.
+    """
+    from agentropy.training.sampler import connect_sampler
+
+    sampler = connect_sampler(config, setup.tokenizer, directory, setup.method.rollout is not None, ranks)
+    window = min(setup.limits.max_context, sampler.policy.info.max_context)
+    return replace(
+        setup,
+        agent=replace(setup.agent, policy=sampler.policy),
+        limits=replace(setup.limits, max_context=window),
+        sampler=sampler,
+        description=f"{setup.description}, sampled by {sampler.policy.model} at {sampler.policy.client.root}",
     )
 
 
