@@ -52,12 +52,16 @@ def run(args: argparse.Namespace) -> int:
             print(f"--{key}  {text}".rstrip() + ("" if default is None else f"  (default: {_written(default)})"))
         return 0
     short = [f"--{name}={getattr(args, name)}" for name in SHORT if getattr(args, name) is not None]
-    overrides = parse_overrides([*short, *args.extra])
+    from agentropy.training.distributed import ALONE, Ranks, launched, run_joined
     from agentropy.training.session import resume, start
 
-    if args.resume and args.config:
-        raise UserError("--resume goes on with the run's own config.yaml; leave out --config")
-    return resume(args.resume, overrides) if args.resume else start(args.config, overrides)
+    def work(ranks: Ranks) -> int:
+        overrides = parse_overrides([*short, *args.extra])
+        if args.resume and args.config:
+            raise UserError("--resume goes on with the run's own config.yaml; leave out --config")
+        return resume(args.resume, overrides, ranks) if args.resume else start(args.config, overrides, ranks)
+
+    return run_joined(work) if launched() else work(ALONE)
 
 
 def _written(default: Any) -> str:

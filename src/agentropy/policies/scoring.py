@@ -43,12 +43,8 @@ def hidden_states(
     parts = model if isinstance(model, ModelParts) else split_model(model)
     if not sequences or any(len(s) == 0 for s in sequences):
         raise ValueError("hidden_states needs at least one sequence, and no empty ones")
-    if prompts is not None and all(0 < p < len(s) for p, s in zip(prompts, sequences, strict=True)):
-        heads = [tuple(s[:p]) for p, s in zip(prompts, sequences, strict=True)]
-        shared = list(dict.fromkeys(heads))
-        total, once = sum(map(len, sequences)), sum(map(len, shared)) - sum(prompts)
-        if total + once <= WORTH_SHARING * total:
-            return _with_shared_prompts(parts, sequences, heads, shared)
+    if (found := _shared_prompts(sequences, prompts)) is not None:
+        return _with_shared_prompts(parts, sequences, *found)
     order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
     pieces: list[Tensor] = [torch.empty(0)] * len(sequences)
     for rows in _forwards([len(sequences[i]) for i in order]):
@@ -58,6 +54,30 @@ def hidden_states(
         for i, states in zip(members, hidden, strict=True):
             pieces[i] = states[: len(sequences[i])]
     return torch.cat(pieces)
+
+
+def count_forwards(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> int:
+    """How often `hidden_states` runs the decoder for these sequences; 0 for none."""
+    if not sequences:
+        return 0
+    if (found := _shared_prompts(sequences, prompts)) is None:
+        return len(_forwards(sorted(map(len, sequences))))
+    return 1 + len(_forwards(sorted(len(s) - len(h) for s, h in zip(sequences, found[0], strict=True))))
+
+
+Prompt = tuple[int, ...]
+
+
+def _shared_prompts(
+    sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None
+) -> tuple[list[Prompt], list[Prompt]] | None:
+    """The prompt of each sequence, and each prompt once; None where it does not pay to run those apart."""
+    if prompts is None or not all(0 < p < len(s) for p, s in zip(prompts, sequences, strict=True)):
+        return None
+    heads = [tuple(s[:p]) for p, s in zip(prompts, sequences, strict=True)]
+    shared = list(dict.fromkeys(heads))
+    total, once = sum(map(len, sequences)), sum(map(len, shared)) - sum(prompts)
+    return (heads, shared) if total + once <= WORTH_SHARING * total else None
 
 
 def _padded(sequences: Sequence[Sequence[int]], fill: int = 0) -> Tensor:
@@ -92,8 +112,8 @@ class _Prompts(Cache):  # type: ignore[misc]
 def _with_shared_prompts(
     parts: ModelParts,
     sequences: Sequence[Sequence[int]],
-    heads: Sequence[tuple[int, ...]],
-    shared: Sequence[tuple[int, ...]],
+    heads: Sequence[Prompt],
+    shared: Sequence[Prompt],
 ) -> Tensor:
     """As `hidden_states`; `heads[i]` is the prompt of `sequences[i]`, `shared` has each prompt once."""
     cache, device, number = _Prompts(), parts.device, {head: n for n, head in enumerate(shared)}

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
 from agentropy.errors import UserError
 from agentropy.training.optimizer import MasterAdamW
+
+if TYPE_CHECKING:
+    from agentropy.training.sharding import Shards
 
 
 @dataclass
@@ -46,10 +50,15 @@ def share(directory: Path) -> None:
         weights.chmod(mode)
 
 
+def optimizer_state(optimizer: MasterAdamW) -> dict[str, Any]:
+    """What a checkpoint keeps of an optimiser."""
+    return {"optimizer": optimizer.state_dict(), "masters": [m.cpu() for m in optimizer.masters()]}
+
+
 def save_checkpoint(
-    directory: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, progress: Progress, keep: int
+    directory: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress, keep: int
 ) -> Path:
-    """Write one checkpoint below `directory` and delete all but the newest `keep`."""
+    """Write one checkpoint below `directory` and delete all but the newest `keep`. `state` is `optimizer_state`."""
     final = directory / f"step-{progress.step:06d}"
     partial = directory / f".partial-{progress.step:06d}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -59,8 +68,7 @@ def save_checkpoint(
         trainable = {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad}
         torch.save(
             {
-                "optimizer": optimizer.state_dict(),
-                "masters": [m.cpu() for m in optimizer.masters()],
+                **state,
                 "progress": asdict(progress),
                 "trainable": trainable,
             },
@@ -86,13 +94,16 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(p for p in directory.glob("step-[0-9]*") if (p / "state.pt").is_file())
 
 
-def restore(checkpoint: Path, model: Any, optimizer: MasterAdamW) -> Progress:
+def restore(checkpoint: Path, model: Any, optimizer: MasterAdamW, shards: Shards | None = None) -> Progress:
     """Load the trainable weights and the optimiser in place. Frozen weights are those the run started from.
+
+    With `shards`, whose `model` it must be, each rank takes its parts.
 
     Raises UserError for a file that is damaged, or of another model.
     """
     try:
-        state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+        # The ranks of a machine share the file's memory; they would not fit with a copy each.
+        state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True, mmap=shards is not None)
         progress = Progress(**state["progress"])
         masters, momenta, trainable = state["masters"], state["optimizer"], state["trainable"]
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError) as error:
@@ -103,6 +114,9 @@ def restore(checkpoint: Path, model: Any, optimizer: MasterAdamW) -> Progress:
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if {n: p.shape for n, p in parameters.items()} != {n: p.shape for n, p in trainable.items()}:
         raise UserError(f"{checkpoint} does not fit the model: it trains other weights (was LoRA switched?)")
+    if shards is not None:
+        shards.load(trainable, state, optimizer)
+        return progress
     with torch.no_grad():
         for name, value in trainable.items():
             parameters[name].copy_(value)

@@ -94,6 +94,19 @@ class PlainDisplay:
         pass
 
 
+class SilentDisplay:
+    """Shows nothing: for all ranks but the one that speaks."""
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class LiveDisplay:
     """The last steps as a table that is redrawn in place, with a bar and the time left."""
 

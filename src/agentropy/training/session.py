@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
@@ -23,15 +24,18 @@ from agentropy.errors import UserError
 from agentropy.run_directory import alone_in, environment, make_directory
 from agentropy.terminal import duration
 from agentropy.training.checkpoint import list_checkpoints, restore, save_model
-from agentropy.training.display import make_display
-from agentropy.training.loggers import make_loggers
-from agentropy.training.setup import build
+from agentropy.training.display import Display, SilentDisplay, make_display
+from agentropy.training.distributed import ALONE, Ranks
+from agentropy.training.loggers import Logger, make_loggers
+from agentropy.training.setup import Setup, build, with_server
+from agentropy.training.sharding import Shards, shard
 from agentropy.training.trainer import Stopped, Trainer, describe
 from agentropy.trajectory import write_lines
 
 # What may change when a run goes on; everything else would make it another run.
-RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.")
-FIXED = ("evaluation.split",)  # what was measured before would not compare with what is measured after
+RESUMABLE = ("steps", "log", "evaluation.", "checkpoint.", "rollout.server", "sampler.")
+# What was measured before would not compare with what is measured after; the correction is part of the method.
+FIXED = ("evaluation.split", "sampler.correction", "sampler.correction_cap", "sampler.correction_above")
 ROWS = (
     ("eval/avg", "{split} Avg@{k}"),
     ("eval/pass", "{split} Pass@{k}"),
@@ -46,9 +50,11 @@ ROWS = (
 )
 
 
-def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
-    """Begin a new run."""
+def start(config_file: str | None, overrides: Sequence[tuple[str, Any]], ranks: Ranks = ALONE) -> int:
+    """Begin a new run. Only the rank that leads touches its directory."""
     config = resolved(load_config(config_file, overrides))
+    if not ranks.leads:
+        return _run(config, Path(), ranks, fresh=True)
     source = config.world or Path(config.tasks or "tasks").stem
     directory = Path(config.out or f"runs/{config.method}-{source}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     fresh = not directory.exists()
@@ -57,14 +63,14 @@ def start(config_file: str | None, overrides: Sequence[tuple[str, Any]]) -> int:
         if any(directory.iterdir()):
             raise UserError(f"{directory} is not empty; choose another --out, or go on with --resume {directory}")
         try:
-            return _run(config, directory, fresh=True)
+            return _run(config, directory, ranks, fresh=True)
         finally:
             if fresh:
                 with contextlib.suppress(OSError):  # not empty: the run got under way
                     directory.rmdir()
 
 
-def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
+def resume(directory: str, overrides: Sequence[tuple[str, Any]], ranks: Ranks = ALONE) -> int:
     """Go on with a run from its newest checkpoint, or from its start where it has none."""
     path = Path(directory)
     saved = path / "config.yaml"
@@ -74,32 +80,41 @@ def resume(directory: str, overrides: Sequence[tuple[str, Any]]) -> int:
         if not key.startswith(RESUMABLE) or key in FIXED:
             raise UserError(f"--{key} cannot change in a resumed run; start a new one")
     config = load_config(saved, overrides)
+    if not ranks.leads:
+        return _run(config, path, ranks, fresh=False)
     with alone_in(path, "training"):
-        return _run(config, path, fresh=False)
+        return _run(config, path, ranks, fresh=False)
 
 
-def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
+def _run(config: RunConfig, directory: Path, ranks: Ranks, *, fresh: bool) -> int:
     hf_logging.disable_progress_bar()  # one bar is enough, and it is ours
-    setup = build(config)
-    make_directory(directory / "trajectories")
-    save_config(config, directory / "config.yaml")
-    if fresh:
-        write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
-    display = make_display()
-    loggers = []
+    directory = Path(ranks.same(str(directory)))
+    setup, shards = _build(config, ranks)
+    if config.rollout.server is not None:
+        setup = with_server(setup, config, directory, ranks)
+    if ranks.leads:
+        make_directory(directory / "trajectories")
+        save_config(config, directory / "config.yaml")
+        if fresh:
+            write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
+    display: Display = make_display() if ranks.leads else SilentDisplay()
+    loggers: list[Logger] = []
     try:
-        trainer = Trainer(config, setup, directory, [], display)
-        checkpoints = list_checkpoints(directory / "checkpoints")
+        trainer = Trainer(config, setup, directory, [], display, ranks=ranks, shards=shards)
+        checkpoints = ranks.same(list_checkpoints(directory / "checkpoints"))
         if not fresh and checkpoints:
-            trainer.progress = restore(checkpoints[-1], setup.model, trainer.optimizer)
-        loggers = make_loggers(config.log, directory, config.model_dump(mode="json"), trainer.progress.step)
-        trainer.loggers = loggers
-        setup.tokenizer.save_pretrained(str(directory / "tokenizer"))  # for whoever reads trajectories before the end
+            trainer.progress = restore(checkpoints[-1], trainer.model, trainer.optimizer, shards)
+        if ranks.leads:
+            loggers = make_loggers(config.log, directory, config.model_dump(mode="json"), trainer.progress.step)
+            trainer.loggers = loggers
+            setup.tokenizer.save_pretrained(str(directory / "tokenizer"))  # to read trajectories before the end
         verb = "Training" if fresh else f"Resuming after step {trainer.progress.step}:"
         display.say(
             f"{verb} {setup.description} with {config.method} on {setup.source_name}, {config.steps} steps of "
             f"{config.rollout.questions} questions x {config.rollout.samples} samples; {directory}"
         )
+        if shards is not None:
+            display.say(f"{ranks.size} processes (FSDP2); each samples a share of the questions.")
         return asyncio.run(_train(trainer, fresh and not checkpoints))
     except KeyboardInterrupt:
         display.say(f"To go on: agentropy train --resume {directory}")
@@ -108,6 +123,17 @@ def _run(config: RunConfig, directory: Path, *, fresh: bool) -> int:
         display.close()
         for logger in loggers:
             logger.close()
+
+
+def _build(config: RunConfig, ranks: Ranks) -> tuple[Setup, Shards | None]:
+    """The parts of the run; with several ranks each has its own tools and its own part of the weights."""
+    here = config.model_copy(update={"device": ranks.device(config.device)})
+    setup = ranks.in_turn(lambda: build(here))
+    if ranks.size == 1:
+        return setup, None
+    if config.threads is None:
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.local_size))
+    return setup, shard(setup.model, ranks)
 
 
 async def _train(trainer: Trainer, fresh: bool) -> int:
@@ -121,7 +147,8 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
         _export(trainer)
         after = await _evaluate(trainer, "after")
     except Stopped:
-        _page(trainer)
+        if trainer.ranks.leads:
+            _page(trainer)
         display.say(
             f"Stopped after step {trainer.progress.step}; everything is saved. To go on:\n"
             f"  agentropy train --resume {directory}"
@@ -129,6 +156,8 @@ async def _train(trainer: Trainer, fresh: bool) -> int:
         return 130
     finally:
         await trainer.setup.close()
+    if not trainer.ranks.leads:
+        return 0
     has_page = _page(trainer)
     display.close()
     _report(trainer, before, after, has_page)
@@ -150,7 +179,7 @@ async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
     """Evaluate once: a resumed run reads what it wrote."""
     path = trainer.directory / f"evaluation-{name}.json"
     stamp = trainer.progress.step if name == "after" else 0
-    if (saved := _saved_evaluation(path, stamp)) is not None:
+    if (saved := trainer.ranks.same(_saved_evaluation(path, stamp))) is not None:
         return saved
     e = trainer.config.evaluation
     if not e.questions or (name == "before" and (trainer.progress.step or not e.before)):
@@ -162,7 +191,8 @@ async def _evaluate(trainer: Trainer, name: str) -> dict[str, float]:
         greedy = await trainer.evaluate(e.split, f"{e.split}-{name}-greedy", greedy=True)
         out |= {"greedy/avg": greedy["eval/avg"], "greedy/calls": greedy["tool/calls_per_question"]}
     row = {"step": stamp} | {k: v if math.isfinite(v) else None for k, v in out.items()}
-    write_lines(path, [json.dumps(row, indent=2)])
+    if trainer.ranks.leads:
+        write_lines(path, [json.dumps(row, indent=2)])
     return out
 
 
@@ -178,12 +208,18 @@ def _saved_evaluation(path: Path, stamp: int) -> dict[str, float] | None:
 
 
 def _export(trainer: Trainer) -> None:
-    """The trained model as an ordinary Hugging Face checkpoint."""
+    """The trained model as an ordinary Hugging Face checkpoint. All ranks must call."""
+    with trainer.whole_model() as model:
+        if trainer.ranks.leads:
+            _write_model(trainer, model)
+
+
+def _write_model(trainer: Trainer, model: Any) -> None:
     partial = trainer.directory / "model.partial"
     shutil.rmtree(partial, ignore_errors=True)
     final = trainer.directory / "model"
     try:
-        save_model(trainer.setup.model, trainer.setup.tokenizer, partial)
+        save_model(model, trainer.setup.tokenizer, partial)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
     except (OSError, SafetensorError) as error:

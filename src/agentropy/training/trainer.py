@@ -16,18 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
+from agentropy.batch import Batch
 from agentropy.config import RunConfig
 from agentropy.evaluation.summary import evaluation_metrics
 from agentropy.policies.base import SamplingParams
 from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
-from agentropy.training.checkpoint import Progress, save_checkpoint
+from agentropy.training.checkpoint import Progress, optimizer_state, save_checkpoint
 from agentropy.training.collect import Collected, attempts_for, collect, collected_metrics
 from agentropy.training.display import Display
+from agentropy.training.distributed import ALONE, Ranks
 from agentropy.training.loggers import Logger
 from agentropy.training.optimizer import MasterAdamW
+from agentropy.training.sampler import SamplerLost
 from agentropy.training.setup import Setup
+from agentropy.training.sharding import Shards
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
 
@@ -40,7 +46,10 @@ class Stopped(Exception):
 
 @dataclass
 class Trainer:
-    """One run. `directory` gets `metrics.jsonl`, `trajectories/` and `checkpoints/`."""
+    """One run. `directory` gets `metrics.jsonl`, `trajectories/` and `checkpoints/`, from the rank that leads.
+
+    With several ranks `shards` has the weights that are trained; `setup.model` is then only the policy's.
+    """
 
     config: RunConfig
     setup: Setup
@@ -48,20 +57,28 @@ class Trainer:
     loggers: list[Logger]
     display: Display
     progress: Progress = field(default_factory=Progress)
+    ranks: Ranks = ALONE
+    shards: Shards | None = None
 
     def __post_init__(self) -> None:
-        model = self.setup.model
+        shards = self.shards
+        self.model = model = self.setup.model if shards is None else shards.model
         self.optimizer = MasterAdamW(
-            [p for p in model.parameters() if p.requires_grad],
+            [p for p in model.parameters() if p.requires_grad] if shards is None else shards.local,
             lr=self.setup.lr,
             betas=self.config.optim.betas,
             weight_decay=self.config.optim.weight_decay,
         )
         # With LoRA the frozen base is the reference; without, a copy is kept, and only if it is used.
         needs_copy = self.setup.method.loss.kl_coef > 0 and not self.config.lora.rank
-        self.reference = copy.deepcopy(model).requires_grad_(False).eval() if needs_copy else None
-        self._roll = rollout_for(self.setup.method.rollout, self.config.rollout.samples)
+        self.reference = None
+        if needs_copy:
+            self.reference = (
+                copy.deepcopy(model).requires_grad_(False).eval() if shards is None else shards.keep_reference()
+            )
         self._stop = asyncio.Event()
+        roll = rollout_for(self.setup.method.rollout, self.config.rollout.samples)
+        self._roll = self.ranks.share(self.setup.scored(roll), self._stop)
         self._work: asyncio.Task[Collected] | None = None
 
     @property
@@ -83,10 +100,16 @@ class Trainer:
                     self.progress = before
                     self.save()
                     raise Stopped from None
+                except SamplerLost as error:
+                    self.progress = before
+                    raise self._saved(error) from None
                 self._learn(collected, before)
                 if self.config.evaluation.every and self.progress.step % self.config.evaluation.every == 0:
-                    await self._validate()
-                if self._stop.is_set():
+                    try:
+                        await self._validate()
+                    except SamplerLost as error:
+                        raise self._saved(error) from None
+                if any(self.ranks.gather(self._stop.is_set())):
                     self.save()
                     raise Stopped
                 if self.progress.step % self.config.checkpoint.every == 0:
@@ -119,22 +142,27 @@ class Trainer:
     async def _collect(self) -> Collected:
         r = self.config.rollout
         started = time.perf_counter()
-        with self.setup.policy.rollout():
-            collected = await collect(
-                self.setup.agent,
-                self.setup.method,
-                self.setup.tasks,
-                self.progress,
-                questions=r.questions,
-                samples=r.samples,
-                max_oversample=r.max_oversample,
-                params=self.params,
-                limits=self.setup.limits,
-                seed=self.config.seed,
-                roll=self._roll,
-            )
+        with self.whole_model():
+            async with self.setup.sampling(self.progress.step, self.display.say):
+                collected = await collect(
+                    self.setup.agent,
+                    self.setup.method,
+                    self.setup.tasks,
+                    self.progress,
+                    questions=r.questions,
+                    samples=r.samples,
+                    max_oversample=r.max_oversample,
+                    params=self.params,
+                    limits=self.setup.limits,
+                    seed=self.config.seed,
+                    roll=self._roll,
+                )
         self._rollout_seconds = time.perf_counter() - started
         return collected
+
+    def whole_model(self) -> contextlib.AbstractContextManager[Any]:
+        """The model with all its weights, to sample with or to save. All ranks must enter."""
+        return contextlib.nullcontext(self.model) if self.shards is None else self.shards.gathered()
 
     def _learn(self, collected: Collected, before: Progress) -> None:
         started = time.perf_counter()
@@ -142,16 +170,20 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.setup.lr * min(1.0, (before.step + 1) / max(o.warmup_steps, 1))
         metrics = collected_metrics(collected)
+        batch, importance, of_sampler = self._corrected(collected)
         metrics |= update(
-            self.setup.model,
+            self.model,
             self.optimizer,
             self.setup.method,
-            collected.batch,
+            batch,
             collected.shaped,
             UpdateOptions(o.minibatches, o.epochs, o.micro_batch_tokens, o.grad_clip, self.config.rollout.temperature),
             seed=derive(self.config.seed, "update", before.step),
             reference_model=self.reference,
+            shards=self.shards,
+            importance=importance,
         )
+        metrics |= of_sampler
         update_seconds = time.perf_counter() - started
         tokens = sum(t.own_model_tokens for t in collected.sampled)
         seconds = self._rollout_seconds + update_seconds
@@ -166,25 +198,44 @@ class Trainer:
             "time/total_tokens": float(self.progress.tokens),
         }
         step = self.progress.step
-        write_jsonl(self.directory / "trajectories" / f"step-{step:06d}.jsonl", collected.sampled)
+        self._write(f"step-{step:06d}", collected.sampled)
         self.log(metrics)
         self.display.step(step, self.config.steps, metrics)
+
+    def _corrected(self, collected: Collected) -> tuple[Batch, Tensor | None, dict[str, float]]:
+        """The batch with the trainer's log-probabilities, importance weights of its tokens, and metrics of both; as it
+        is where the trainer's own model sampled it."""
+        sampler = self.setup.sampler
+        return (collected.batch, None, {}) if sampler is None else sampler.correct(collected)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Write metrics of the current step to every logger."""
         for logger in self.loggers:
             logger.log(self.progress.step, metrics)
 
-    def save(self) -> Path:
+    def _write(self, name: str, trajectories: list[Trajectory]) -> None:
+        if self.ranks.leads:
+            write_jsonl(self.directory / "trajectories" / f"{name}.jsonl", trajectories)
+
+    def save(self) -> None:
         """Write a checkpoint of the last whole step."""
-        return save_checkpoint(
-            self.directory / "checkpoints",
-            self.setup.model,
-            self.setup.tokenizer,
-            self.optimizer,
-            self.progress,
-            self.config.checkpoint.keep,
-        )
+        state = optimizer_state(self.optimizer) if self.shards is None else self.shards.optimizer_state(self.optimizer)
+        with self.whole_model() as model:
+            if self.ranks.leads:
+                save_checkpoint(
+                    self.directory / "checkpoints",
+                    model,
+                    self.setup.tokenizer,
+                    state,
+                    self.progress,
+                    self.config.checkpoint.keep,
+                )
+
+    def _saved(self, error: SamplerLost) -> SamplerLost:
+        """Save the last whole step, if one process can do it alone, and say how to go on."""
+        if self.ranks.size == 1:
+            self.save()
+        return SamplerLost(f"{error}. Steps so far are saved; to go on: agentropy train --resume {self.directory}")
 
     async def _validate(self) -> None:
         out = await self.evaluate("validation", f"validation-{self.progress.step:06d}")
@@ -202,12 +253,14 @@ class Trainer:
         params = SamplingParams(0.0 if greedy else e.temperature, max_new_tokens=self.setup.limits.max_new_tokens)
         attempts = attempts_for(tasks, samples, derive(self.config.seed, "evaluation"), "greedy" if greedy else "eval")
         trajectories: list[Trajectory] = []
-        size = max(samples, self.config.rollout.max_slots * 4 // samples * samples)
-        with self.setup.policy.rollout():
-            for start in range(0, len(attempts), size):
-                part = attempts[start : start + size]
-                trajectories += await rollout(self.setup.agent, part, params, self.setup.limits)
-        write_jsonl(self.directory / "trajectories" / f"{name}.jsonl", trajectories)
+        size = max(samples, self.config.rollout.max_slots * 4 // samples * samples) * self.ranks.size
+        roll = self.ranks.share(self.setup.scored(rollout))
+        with self.whole_model():
+            async with self.setup.sampling(self.progress.step, self.display.say):
+                for start in range(0, len(attempts), size):
+                    part = attempts[start : start + size]
+                    trajectories += await roll(self.setup.agent, part, params, self.setup.limits)
+        self._write(name, trajectories)
         return evaluation_metrics(trajectories)
 
 

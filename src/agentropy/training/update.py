@@ -6,10 +6,13 @@ The weights of the loss are fixed over the whole update, so micro-batches are pl
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,9 +21,13 @@ from agentropy.algorithms.losses import LossInputs, LossStats
 from agentropy.batch import PROMPT, Batch
 from agentropy.errors import UserError
 from agentropy.methods.base import Method, Shaped
-from agentropy.policies.scoring import score
+from agentropy.policies.scoring import count_forwards, score
 from agentropy.seeds import derive
 from agentropy.training.optimizer import MasterAdamW
+
+if TYPE_CHECKING:
+    from agentropy.training.distributed import Ranks
+    from agentropy.training.sharding import Shards
 
 
 @dataclass(frozen=True)
@@ -77,11 +84,16 @@ def update(
     *,
     seed: int,
     reference_model: Any = None,
+    shards: Shards | None = None,
+    importance: Tensor | None = None,
 ) -> dict[str, float]:
     """Learn from one batch. Returns metrics over all updates; `optim/grad_norm` is the mean norm before clipping.
 
     An update without a token to learn from is skipped, one whose gradient is not finite too; both are counted.
     `reference_model` is a frozen copy for the KL term; None takes the base below the LoRA weights.
+    With `shards` every rank has the whole batch, computes its part of each update, and gets the metrics of the whole;
+    `optimizer` then holds `shards.local`.
+    `importance`, `[T]`, is what each token's loss counts beside its weight (`algorithms/correction.py`).
     """
     if not batch.has_ids:
         raise UserError("trajectories without token ids (ids_kind 'none') cannot be trained on: record the sampled ids")
@@ -93,6 +105,8 @@ def update(
     gaps: list[Tensor] = []
     model.train()
     torch.manual_seed(derive(seed, "dropout"))  # else a resumed run would drop out other units
+    if shards is not None and shards.ranks.rank:  # nor may ranks, in other rows, drop out the same ones
+        torch.manual_seed(derive(seed, "dropout", shards.ranks.rank))
     for epoch in range(options.epochs):
         for rows in deal(batch, options.minibatches, derive(seed, "minibatches", epoch)):
             mask = shaped.loss_mask & torch.isin(batch.trajectory_of, rows)
@@ -100,20 +114,29 @@ def update(
                 empty += 1
                 continue
             weights = method.token_weights(batch, mask)
+            if importance is not None:
+                weights = weights * importance
             spans = _spans(batch, mask)
             loss_sum = 0.0
             optimizer.zero_grad(set_to_none=True)
-            for run in micro_batches([end - start for start, end in spans], options.micro_batch_tokens):
-                part = [spans[i] for i in run]
-                loss, stats, gap = _micro_step(
-                    model, method, batch, shaped, weights, mask, part, options, reference_model
+            for part, empty in _micro_spans(batch, spans, options.micro_batch_tokens, shards):
+                work = functools.partial(
+                    _micro_step, model, method, batch, shaped, weights, mask, part, options, reference_model, empty
                 )
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss, stats, gap = work() if shards is None else shards.run(work)
+                if shards is None:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                else:
+                    shards.backward(loss)
                 loss_sum += float(loss.detach())
-                total = stats if total is None else total + stats
+                if stats is not None:
+                    total = stats if total is None else total + stats
                 if not norms:
                     gaps.append(gap)
-            norm = float(torch.nn.utils.clip_grad_norm_(weights_of(optimizer), options.grad_clip))
+            if shards is None:
+                norm = float(torch.nn.utils.clip_grad_norm_(weights_of(optimizer), options.grad_clip))
+            else:
+                norm, loss_sum = shards.clip(options.grad_clip, loss_sum)
             if math.isfinite(norm) and math.isfinite(loss_sum):
                 optimizer.step()
                 norms.append(norm)
@@ -121,6 +144,8 @@ def update(
             else:
                 skipped += 1
             optimizer.zero_grad(set_to_none=True)
+    if shards is not None:
+        total, gaps = _of_all_ranks(shards.ranks, total, gaps)
     out = total.metrics() if total is not None else {}
     out |= {
         "optim/updates": float(len(norms)),
@@ -148,6 +173,27 @@ def _spans(batch: Batch, mask: Tensor) -> list[tuple[int, int]]:
     return list(zip(batch.token_start[owners].tolist(), ends.tolist(), strict=True))
 
 
+def _micro_spans(
+    batch: Batch, spans: Sequence[tuple[int, int]], budget: int, shards: Shards | None
+) -> list[tuple[list[tuple[int, int]], int]]:
+    """The spans of each micro-batch; with shards, of each of this rank's, and how many empty forwards go with it."""
+    lengths = [end - start for start, end in spans]
+    if shards is None:
+        return [([spans[i] for i in run], 0) for run in micro_batches(lengths, budget)]
+
+    def forwards(run: list[int]) -> int:
+        return count_forwards(*_rows(batch, [spans[i] for i in run]))
+
+    return [([spans[i] for i in run], empty) for run, empty in shards.plan(lengths, budget, forwards)]
+
+
+def _rows(batch: Batch, spans: Sequence[tuple[int, int]]) -> tuple[list[list[int]], list[int]]:
+    """The ids of each span, and how many of them are its prompt."""
+    of_prompt = batch.kind_of == PROMPT
+    sequences = [batch.tokens[start:end].tolist() for start, end in spans]
+    return sequences, [int(of_prompt[start:end].sum()) for start, end in spans]
+
+
 def _micro_step(
     model: Any,
     method: Method,
@@ -158,24 +204,37 @@ def _micro_step(
     spans: Sequence[tuple[int, int]],
     options: UpdateOptions,
     reference_model: Any,
-) -> tuple[Tensor, LossStats, Tensor]:
+    empty: int,
+) -> tuple[Tensor, LossStats | None, Tensor]:
+    """The loss of some spans, its sums for the metrics, and how far each token's log-probability is from the sampler's.
+
+    Runs the decoder `empty` times more than they need, on nothing.
+    """
+    config = method.loss
+    if not spans:
+        loss = _empty_forwards(model, empty)
+        if config.kl_coef:
+            with _reference(model, reference_model) as reference:
+                _empty_forwards(reference, empty)
+        return loss, None, torch.empty(0)
     index = torch.cat([torch.arange(start, end) for start, end in spans])
-    sequences = [batch.tokens[start:end].tolist() for start, end in spans]
-    of_prompt = batch.kind_of == PROMPT
-    prompts = [int(of_prompt[start:end].sum()) for start, end in spans]
+    sequences, prompts = _rows(batch, spans)
     keep = mask[index]
     index = index[keep]
-    config = method.loss
     temperature = options.temperature
     entropy_grad = bool(config.entropy_coef)
     scores = score(model, sequences, temperature=temperature, where=keep, prompts=prompts, entropy_grad=entropy_grad)
+    filler = _empty_forwards(model, empty) if empty else None
     logp = scores.logprobs[keep]
     assert scores.entropies is not None
     device = logp.device
     ref_logp = None
     if config.kl_coef:
-        with torch.no_grad():
-            ref_logp = _reference_logprobs(model, reference_model, sequences, keep, prompts, temperature)[keep]
+        with _reference(model, reference_model) as reference:
+            found = score(reference, sequences, temperature=temperature, where=keep, prompts=prompts, entropy=False)
+            ref_logp = found.logprobs[keep]
+            if empty:
+                _empty_forwards(reference, empty)
     old = batch.logprobs[index].to(device)
     inputs = LossInputs(
         logp=logp,
@@ -188,20 +247,30 @@ def _micro_step(
         marked=None if shaped.marked is None else shaped.marked[index].to(device),
     )
     loss, stats = method.compute_loss(inputs)
-    return loss, stats, (logp.detach() - old).abs().cpu()
+    return loss if filler is None else loss + filler, stats, (logp.detach() - old).abs().cpu()
 
 
-def _reference_logprobs(
-    model: Any,
-    reference_model: Any,
-    sequences: Sequence[Sequence[int]],
-    where: Tensor,
-    prompts: Sequence[int],
-    temperature: float,
-) -> Tensor:
-    """Log-probabilities under the policy that the run started from."""
-    options: dict[str, Any] = {"temperature": temperature, "where": where, "prompts": prompts, "entropy": False}
-    if reference_model is not None:
-        return score(reference_model, sequences, **options).logprobs
-    with model.disable_adapter():
-        return score(model, sequences, **options).logprobs
+def _empty_forwards(model: Any, count: int) -> Tensor:
+    """Run decoder and head `count` times on next to nothing: 0, with a gradient of 0 where it is enabled."""
+    return 0.0 * torch.stack([score(model, [[0, 0]], entropy=False).logprobs.sum() for _ in range(count)]).sum()
+
+
+@contextlib.contextmanager
+def _reference(model: Any, reference_model: Any) -> Iterator[Any]:
+    """The policy that the run started from, without gradient."""
+    with torch.no_grad():
+        if reference_model is not None:
+            yield reference_model
+        else:
+            with model.disable_adapter():
+                yield model
+
+
+def _of_all_ranks(
+    ranks: Ranks, total: LossStats | None, gaps: Sequence[Tensor]
+) -> tuple[LossStats | None, list[Tensor]]:
+    """The sums and the gaps of all ranks, on the CPU."""
+    own = None if total is None else LossStats(**{f.name: getattr(total, f.name).cpu() for f in fields(total)})
+    parts = ranks.gather((own, list(gaps)))
+    sums = [part for part, _ in parts if part is not None]
+    return functools.reduce(operator.add, sums) if sums else None, [gap for _, more in parts for gap in more]

@@ -1,0 +1,214 @@
+"""More than one process, as torchrun starts them: who they are, how they agree, and how they share the rollout.
+
+Every process (a rank) runs the same program on the same data; each samples its share of the questions, and then all
+have all trajectories, in one order. So whatever follows from them is decided alike everywhere, and nothing else needs
+to be told. Rank 0 writes the run directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from agentropy.errors import UserError
+from agentropy.policies.base import SamplingParams
+from agentropy.rollout.loop import Agent, Attempt, Limits, RolloutFunction
+from agentropy.trajectory import Trajectory
+
+T = TypeVar("T")
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun puts into the environment of each process."""
+TIMEOUT_VARIABLE, TIMEOUT_MINUTES = "AGENTROPY_RANK_TIMEOUT", 10.0
+"""How long ranks wait for one that is alive and does not come; torchrun ends them at once where one has died."""
+PREPARING = timedelta(hours=12)
+"""How long ranks wait for the first one of their machine, which may have to download or to train a warm start."""
+
+
+class OtherRankFailed(Exception):
+    """Another rank has ended the run and says why."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run and which of them this is; with one process everything here is the identity.
+
+    `machine` is the number of this rank's machine and `local_rank`, of `local_size`, its place there. `store` is the
+    key-value store of the run.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    machine: int = 0
+    store: Any = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes the run directory and speaks to the user."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank, by rank. All ranks must call; each waits for the last."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def same(self, value: T) -> T:
+        """Rank 0's value. All ranks must call."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """Call `make` on every rank, on the first of each machine before the others: it fills caches for them."""
+        if self.size == 1:
+            return make()
+        done = f"prepared/{self.machine}"
+        if self.local_rank:
+            self.store.wait([done], PREPARING)
+            return make()
+        made = make()
+        self.store.set(done, "1")
+        return made
+
+    def device(self, name: str) -> str:
+        """This rank's device for the configuration's: with `auto` each has a GPU of its own, or all compute on the CPU.
+
+        Raises UserError where there are fewer GPUs than ranks, and for a device that they cannot share.
+        """
+        if self.size == 1:
+            return name
+        import torch
+
+        if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+            return "cpu"
+        if name not in ("auto", "cuda"):
+            raise UserError(f"device {name!r} is one for all {self.size} processes: leave it at auto, or set cpu")
+        if self.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"{self.local_size} processes on a machine with {torch.cuda.device_count()} GPUs: start as many as "
+                "there are (torchrun --nproc_per_node), or set --device cpu"
+            )
+        return f"cuda:{self.local_rank}"
+
+    def share(self, roll: RolloutFunction, stop: asyncio.Event | None = None) -> RolloutFunction:
+        """A rollout that samples this rank's questions with `roll` and returns everybody's trajectories, in order.
+
+        All samples of a question stay together. No rank talks to another until its own share is done. Where one was
+        cancelled or failed, all learn of it there: a cancelled one cancels the others too and sets their `stop`.
+        Without `stop`, and for failures, the others raise OtherRankFailed.
+        """
+        if self.size == 1:
+            return roll
+
+        async def shared(
+            agent: Agent, attempts: Sequence[Attempt], params: SamplingParams, limits: Limits
+        ) -> list[Trajectory]:
+            owners = deal_questions(attempts, self.size)
+            mine = [a for a, owner in zip(attempts, owners, strict=True) if owner == self.rank]
+            found: list[Trajectory] = []
+            error: BaseException | None = None
+            try:
+                if mine:
+                    found = await roll(agent, mine, params, limits)
+            except (Exception, asyncio.CancelledError) as raised:
+                error = raised
+            how = "failed" if isinstance(error, Exception) else "whole" if error is None else "cancelled"
+            parts = self.gather((how, found))
+            ends = {end for end, _ in parts}
+            if error is not None and (how == "failed" or "failed" not in ends):
+                raise error
+            if "failed" in ends or ("cancelled" in ends and stop is None):
+                raise OtherRankFailed
+            if "cancelled" in ends:
+                assert stop is not None
+                stop.set()
+                raise asyncio.CancelledError
+            queues = [iter(part) for _, part in parts]
+            return [next(queues[owner]) for owner in owners]
+
+        return shared
+
+
+ALONE = Ranks()
+
+
+def deal_questions(attempts: Sequence[Attempt], ranks: int) -> list[int]:
+    """The rank that samples each attempt. Attempts at one question that follow each other stay together; questions go
+    round, so that shares differ by one question at most."""
+    owners: list[int] = []
+    question = -1
+    for i, attempt in enumerate(attempts):
+        question += i == 0 or attempts[i - 1].task.id != attempt.task.id
+        owners.append(question % ranks)
+    return owners
+
+
+def launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return all(os.environ.get(name) for name in VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+
+
+def run_joined(work: Callable[[Ranks], int]) -> int:
+    """Join the other processes, do the work, and return its exit code.
+
+    Whatever ends the run is said by one rank only: the others return 1 in silence.
+    """
+    import torch.distributed as dist
+
+    ranks = _join()
+    try:
+        code = work(ranks)
+        ranks.gather(None)  # else torchrun would end rank 0 amid its last words
+    except OtherRankFailed:
+        return 1
+    except (Exception, KeyboardInterrupt):
+        # No farewell to the others, who may be waiting for something else: torchrun ends them when this one is gone.
+        if _first_to_fail(ranks):
+            raise
+        return 1
+    dist.destroy_process_group()
+    return code
+
+
+def _join() -> Ranks:
+    import torch
+    import torch.distributed as dist
+
+    try:
+        rank, size, local_rank, local_size, machine = (int(os.environ[name]) for name in VARIABLES[:5])
+        minutes = float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_MINUTES))
+        patience = timedelta(minutes=minutes)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{', '.join(VARIABLES[:5])} and {TIMEOUT_VARIABLE} must be numbers: {error}") from None
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+    # Numbers that are small and on the CPU go by gloo on every machine.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("ranks", store), rank=rank, world_size=size, timeout=patience
+    )
+    return Ranks(rank, size, local_rank, local_size, machine, dist.PrefixStore("agentropy", store))
+
+
+def _first_to_fail(ranks: Ranks) -> bool:
+    """Whether no other rank has failed before. Where the store is gone, its owner has."""
+    try:
+        return int(ranks.store.add("failed", 1)) == 1
+    except RuntimeError:
+        return False
