@@ -113,7 +113,7 @@ class TinyServer:
             shown = scaled if self.mode == "scaled" else logits.log_softmax(-1)
             choice = scaled.argmax() if temperature == 0 else torch.multinomial(scaled.exp(), 1, generator=generator)[0]
             token = int(choice)
-            likeliest = shown.topk(min(top, VOCAB))
+            likeliest = shown.topk(min(top, len(shown)))
             out.append(
                 (
                     token,
