@@ -183,7 +183,7 @@ def _replica() -> Any:
 
 
 class Adapter:
-    """In the actor's process: sends its weights to the server."""
+    """In an actor's process: sends the weights to the server of the same rank."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
         self.config = config
@@ -194,8 +194,7 @@ class Adapter:
 
     async def update_weights(self, weights: Any, global_steps: Any = None, **kwargs: Any) -> None:
         named = {name: tensor.detach().cpu().clone() for name, tensor in weights}
-        if int(os.environ.get("RANK", 0)) == 0:
-            await ray.get_actor(server_name(0)).load.remote(named, global_steps)
+        await ray.get_actor(server_name(int(os.environ.get("RANK", 0)))).load.remote(named, global_steps)
 
 
 def _register() -> None:
