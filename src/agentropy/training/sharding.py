@@ -83,7 +83,7 @@ class Shards:
     def plan(
         self, lengths: Sequence[int], budget: int, forwards: Callable[[list[int]], int]
     ) -> list[tuple[list[int], int]]:
-        """This rank's micro-batches of an update, and how many empty forwards each needs beside its own.
+        """This rank's micro-batches of an update, and how many idle forwards each needs beside its own.
 
         Gathering weights and reducing gradients takes all ranks at once, so all must run the decoder equally often.
         `forwards` says how often a micro-batch does. The rows of a micro-batch may be none.

@@ -119,9 +119,9 @@ def update(
             spans = _spans(batch, mask)
             loss_sum = 0.0
             optimizer.zero_grad(set_to_none=True)
-            for part, empty in _micro_spans(batch, spans, options.micro_batch_tokens, shards):
+            for part, idle in _micro_spans(batch, spans, options.micro_batch_tokens, shards):
                 work = functools.partial(
-                    _micro_step, model, method, batch, shaped, weights, mask, part, options, reference_model, empty
+                    _micro_step, model, method, batch, shaped, weights, mask, part, options, reference_model, idle
                 )
                 loss, stats, gap = work() if shards is None else shards.run(work)
                 if shards is None:
@@ -176,7 +176,7 @@ def _spans(batch: Batch, mask: Tensor) -> list[tuple[int, int]]:
 def _micro_spans(
     batch: Batch, spans: Sequence[tuple[int, int]], budget: int, shards: Shards | None
 ) -> list[tuple[list[tuple[int, int]], int]]:
-    """The spans of each micro-batch; with shards, of each of this rank's, and how many empty forwards go with it."""
+    """The spans of each micro-batch; with shards, of each of this rank's, and how many idle forwards go with it."""
     lengths = [end - start for start, end in spans]
     if shards is None:
         return [([spans[i] for i in run], 0) for run in micro_batches(lengths, budget)]
@@ -184,7 +184,7 @@ def _micro_spans(
     def forwards(run: list[int]) -> int:
         return count_forwards(*_rows(batch, [spans[i] for i in run]))
 
-    return [([spans[i] for i in run], empty) for run, empty in shards.plan(lengths, budget, forwards)]
+    return [([spans[i] for i in run], idle) for run, idle in shards.plan(lengths, budget, forwards)]
 
 
 def _rows(batch: Batch, spans: Sequence[tuple[int, int]]) -> tuple[list[list[int]], list[int]]:
@@ -204,18 +204,18 @@ def _micro_step(
     spans: Sequence[tuple[int, int]],
     options: UpdateOptions,
     reference_model: Any,
-    empty: int,
+    idle: int,
 ) -> tuple[Tensor, LossStats | None, Tensor]:
     """The loss of some spans, its sums for the metrics, and how far each token's log-probability is from the sampler's.
 
-    Runs the decoder `empty` times more than they need, on nothing.
+    Runs the decoder `idle` times more than they need, on nothing.
     """
     config = method.loss
     if not spans:
-        loss = _empty_forwards(model, empty)
+        loss = _idle_forwards(model, idle)
         if config.kl_coef:
             with _reference(model, reference_model) as reference:
-                _empty_forwards(reference, empty)
+                _idle_forwards(reference, idle)
         return loss, None, torch.empty(0)
     index = torch.cat([torch.arange(start, end) for start, end in spans])
     sequences, prompts = _rows(batch, spans)
@@ -224,7 +224,7 @@ def _micro_step(
     temperature = options.temperature
     entropy_grad = bool(config.entropy_coef)
     scores = score(model, sequences, temperature=temperature, where=keep, prompts=prompts, entropy_grad=entropy_grad)
-    filler = _empty_forwards(model, empty) if empty else None
+    filler = _idle_forwards(model, idle) if idle else None
     logp = scores.logprobs[keep]
     assert scores.entropies is not None
     device = logp.device
@@ -233,8 +233,8 @@ def _micro_step(
         with _reference(model, reference_model) as reference:
             found = score(reference, sequences, temperature=temperature, where=keep, prompts=prompts, entropy=False)
             ref_logp = found.logprobs[keep]
-            if empty:
-                _empty_forwards(reference, empty)
+            if idle:
+                _idle_forwards(reference, idle)
     old = batch.logprobs[index].to(device)
     inputs = LossInputs(
         logp=logp,
@@ -250,7 +250,7 @@ def _micro_step(
     return loss if filler is None else loss + filler, stats, (logp.detach() - old).abs().cpu()
 
 
-def _empty_forwards(model: Any, count: int) -> Tensor:
+def _idle_forwards(model: Any, count: int) -> Tensor:
     """Run decoder and head `count` times on next to nothing: 0, with a gradient of 0 where it is enabled."""
     return 0.0 * torch.stack([score(model, [[0, 0]], entropy=False).logprobs.sum() for _ in range(count)]).sum()
 
