@@ -192,9 +192,12 @@ def _join() -> Ranks:
     try:
         rank, size, local_rank, local_size, machine = (int(os.environ[name]) for name in VARIABLES[:5])
         minutes = float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_MINUTES))
+        if not minutes > 0:
+            raise ValueError(f"{TIMEOUT_VARIABLE} is {minutes:g}, which is no time")
         patience = timedelta(minutes=minutes)
     except (ValueError, OverflowError) as error:
-        raise UserError(f"{', '.join(VARIABLES[:5])} and {TIMEOUT_VARIABLE} must be numbers: {error}") from None
+        names = ", ".join((*VARIABLES[:5], TIMEOUT_VARIABLE))
+        raise UserError(f"the environment variables {names} must be numbers: {error}") from None
     if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
     # Numbers that are small and on the CPU go by gloo on every machine.

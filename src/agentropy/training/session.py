@@ -96,7 +96,8 @@ def _run(config: RunConfig, directory: Path, ranks: Ranks, *, fresh: bool) -> in
         make_directory(directory / "trajectories")
         save_config(config, directory / "config.yaml")
         if fresh:
-            write_lines(directory / "environment.json", [json.dumps(environment(), indent=2)])
+            record = environment() | ({"processes": ranks.size} if ranks.size > 1 else {})
+            write_lines(directory / "environment.json", [json.dumps(record, indent=2)])
     display: Display = make_display() if ranks.leads else SilentDisplay()
     loggers: list[Logger] = []
     try:
