@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
+from agentropy.policies.parts import split_model
 from faulty_server import Refuse
 
 VOCAB = 97
@@ -105,9 +106,11 @@ class TinyServer:
         """(id, log-probability, the likeliest others) of each token, and whether the limit ended it."""
         ids, out = list(prompt), []
         generator = torch.Generator().manual_seed(seed % 2**31)
+        parts, cache, new = split_model(self.model), DynamicCache(), ids
         for _ in range(count):
-            with torch.no_grad():
-                logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+            with torch.inference_mode():
+                step = parts.decoder(input_ids=torch.tensor([new]), use_cache=True, **{parts.cache_argument: cache})
+                logits = self.model.lm_head(step.last_hidden_state[0, -1]).double()
             heat = temperature or 1.0
             scaled = (logits / heat).log_softmax(-1)
             shown = scaled if self.mode == "scaled" else logits.log_softmax(-1)
@@ -123,6 +126,7 @@ class TinyServer:
             )
             assert not math.isnan(out[-1][1])
             ids.append(token)
+            new = [token]
             text = self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=False)
             if token in stops[0] or any(s in text for s in stops[1]):
                 return out, False

@@ -52,6 +52,8 @@ tokens of the same model are rarely as close, and bfloat16 against float32 makes
 SUSPICIOUS = 0.1
 """Nats. Mean gap of a step above which it is said that the server may not have loaded the weights."""
 POLL_SECONDS = 2.0
+PATIENCE = Patience(tries=5, pause=0.5)
+"""Of each request: a server that is gone is waited for by `Sampler.begin`, once for all of them."""
 
 
 class SamplerLost(UserError):
@@ -269,10 +271,7 @@ def connect_sampler(
     r, o = config.rollout, config.sampler
     assert r.server
     key = _key(o.api_key_env)
-    # Requests of a round wait for each other; a dead server is waited for by `begin`, not by each of them.
-    policy = connect(
-        r.server, o.model, "completions", key, o.concurrency, tokenizer, patience=Patience(tries=5, pause=0.5)
-    )
+    policy = connect(r.server, o.model, "completions", key, o.concurrency, tokenizer, patience=PATIENCE)
     assert isinstance(policy, HttpPolicy)
     root = policy.client.root
     if policy.info.notes["server"] != "vllm":
@@ -293,14 +292,10 @@ def connect_sampler(
         policy.top = 1
     control = Control(root, key)
     try:
-        if control.get("/is_paused") is None:
-            raise UserError(f"{root} has no endpoints for new weights: {DEV_MODE}")
-        if ranks.size > 1 and served_version(control) is None:
-            raise UserError(
-                f"{root} keeps no version of its weights, which several processes need: use vLLM 0.32 or newer"
-            )
-    except ServerGone as error:
-        raise UserError(f"{root} stopped answering: {error}") from None
+        _check_control(control, ranks)
+    except BaseException:
+        control.close()
+        raise
     transport: Transport
     if o.push == "nccl":
         transport = NcclTransport(control, o.address)
@@ -309,6 +304,19 @@ def connect_sampler(
         transport = DiskTransport(control, where)
     run = ranks.same(f"agentropy-{uuid.uuid4().hex[:8]}")
     return Sampler(policy, control, transport, o, config.optim.micro_batch_tokens, run, ranks.leads)
+
+
+def _check_control(control: Control, ranks: Ranks) -> None:
+    try:
+        if control.get("/is_paused") is None:
+            raise UserError(f"{control.root} has no endpoints for new weights: {DEV_MODE}")
+        if ranks.size > 1 and served_version(control) is None:
+            raise UserError(
+                f"{control.root} keeps no version of its weights, by which several processes know that it has them: "
+                "use vLLM 0.32 or newer, or one process"
+            )
+    except ServerGone as error:
+        raise UserError(f"{control.root} stopped answering: {error}") from None
 
 
 def _key(name: str | None) -> str | None:

@@ -232,10 +232,12 @@ class Trainer:
                 )
 
     def _saved(self, error: SamplerLost) -> SamplerLost:
-        """Save the last whole step, if one process can do it alone, and say how to go on."""
+        """Save the last whole step, where there is one and one process can do it alone, and say how to go on."""
+        if not self.progress.step:
+            return error
         if self.ranks.size == 1:
             self.save()
-        return SamplerLost(f"{error}. Steps so far are saved; to go on: agentropy train --resume {self.directory}")
+        return SamplerLost(f"{error}. What was learned is saved; to go on: agentropy train --resume {self.directory}")
 
     async def _validate(self) -> None:
         out = await self.evaluate("validation", f"validation-{self.progress.step:06d}")
