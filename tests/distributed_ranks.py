@@ -22,7 +22,7 @@ from agentropy.policies.base import SamplingParams
 from agentropy.rollout.loop import Attempt, Limits
 from agentropy.tasks.base import Task
 from agentropy.training.checkpoint import optimizer_state
-from agentropy.training.distributed import OtherRankFailed, Ranks, run_joined
+from agentropy.training.distributed import OtherRankFailed, Ranks, _first_to_fail, run_joined
 from agentropy.training.optimizer import MasterAdamW
 from agentropy.training.setup import add_lora
 from agentropy.training.sharding import Shards, shard
@@ -209,6 +209,8 @@ def rollouts(ranks: Ranks) -> dict[str, Any]:
         try:
             return str(await shared(None, tagged, SamplingParams(), Limits()))  # type: ignore[arg-type]
         except (RuntimeError, OtherRankFailed, asyncio.CancelledError) as error:
+            if isinstance(error, RuntimeError):
+                assert _first_to_fail(ranks)  # as `run_joined` does
             return f"{type(error).__name__} {stop is not None and stop.is_set()}"
 
     async def all_outcomes() -> dict[str, str]:
@@ -216,9 +218,9 @@ def rollouts(ranks: Ranks) -> dict[str, Any]:
         return {
             "whole": await outcome("", stop),
             "one question": str(await ranks.share(roll)(None, attempts[:1], SamplingParams(), Limits())),  # type: ignore[arg-type]
-            "fail": await outcome("fail", stop),
             "stop in evaluation": await outcome("stop", None),
             "stop": await outcome("stop", stop),
+            "fail": await outcome("fail", None),
         }
 
     return asyncio.run(all_outcomes())
@@ -226,10 +228,10 @@ def rollouts(ranks: Ranks) -> dict[str, Any]:
 
 def main(ranks: Ranks) -> int:
     rows = trajectories(qwen(), questions=3, samples=3)  # 9 rows, 2 minibatches, 2 ranks
-    found: dict[str, Any] = {"rollouts": rollouts(ranks)}
-    found |= {name: compare(ranks, case, rows) for name, case in CASES.items()}
+    found: dict[str, Any] = {name: compare(ranks, case, rows) for name, case in CASES.items()}
     found["bfloat16"] = compare_bfloat16(ranks, rows)
     found["not finite"] = skip_not_finite(ranks, rows)
+    found["rollouts"] = rollouts(ranks)
     Path(sys.argv[1], f"rank{ranks.rank}.json").write_text(json.dumps(found))
     return 0
 

@@ -170,7 +170,7 @@ def test_numbers_of_a_launcher_that_are_none_end_in_one_line(
 
 
 def torchrun(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [*TORCHRUN, "-m", "agentropy", "train", *arguments]
+    command = [*TORCHRUN, "-m", "--", "agentropy", "train", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == expect, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -225,7 +225,7 @@ def test_a_run_of_two_processes_is_that_of_one_and_either_goes_on_with_it(tmp_pa
 @pytest.mark.timeout(1200)
 def test_ctrl_c_saves_and_leaves_on_all_ranks(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "agentropy", "train", "--method=aepo", "--steps=500", f"--out={out}", *SMALL]
+    command = [*TORCHRUN, "-m", "--", "agentropy", "train", "--method=aepo", "--steps=500", f"--out={out}", *SMALL]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
@@ -245,7 +245,7 @@ def test_ctrl_c_saves_and_leaves_on_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_rank_ends_all(tmp_path: Path, victim: int) -> None:
     out = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "agentropy", "train", "--method=grpo", "--steps=500", f"--out={out}", *SMALL]
+    command = [*TORCHRUN, "-m", "--", "agentropy", "train", "--method=grpo", "--steps=500", f"--out={out}", *SMALL]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
     ) as process:

@@ -8,9 +8,11 @@ to be told. Rank 0 writes the run directory.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,9 +26,15 @@ T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of each process."""
 TIMEOUT_VARIABLE, TIMEOUT_MINUTES = "AGENTROPY_RANK_TIMEOUT", 10.0
-"""How long ranks wait for one that is alive and does not come; torchrun ends them at once where one has died."""
+"""How long ranks wait for one that gives no sign of life; torchrun ends them at once where one has died."""
 PREPARING = timedelta(hours=12)
 """How long ranks wait for the first one of their machine, which may have to download or to train a warm start."""
+BEAT_SECONDS = 15.0
+"""Between a rank's signs of life during a rollout."""
+FAILED = "failed"
+"""Key of the store: how many ranks have failed."""
+POLL_SECONDS = (0.002, 0.5)
+"""How often a rank looks whether the others are done, at first and in the end."""
 
 
 class OtherRankFailed(Exception):
@@ -38,7 +46,7 @@ class Ranks:
     """The processes of a run and which of them this is; with one process everything here is the identity.
 
     `machine` is the number of this rank's machine and `local_rank`, of `local_size`, its place there. `store` is the
-    key-value store of the run.
+    key-value store of the run, `patience` the seconds after which a rank without a sign of life is given up.
     """
 
     rank: int = 0
@@ -47,6 +55,8 @@ class Ranks:
     local_size: int = 1
     machine: int = 0
     store: Any = None
+    patience: float = 0.0
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def leads(self) -> bool:
@@ -108,9 +118,9 @@ class Ranks:
     def share(self, roll: RolloutFunction, stop: asyncio.Event | None = None) -> RolloutFunction:
         """A rollout that samples this rank's questions with `roll` and returns everybody's trajectories, in order.
 
-        All samples of a question stay together. No rank talks to another until its own share is done. Where one was
-        cancelled or failed, all learn of it there: a cancelled one cancels the others too and sets their `stop`.
-        Without `stop`, and for failures, the others raise OtherRankFailed.
+        All samples of a question stay together. No rank waits for another until its own share is done. One that is
+        cancelled cancels the others, when they are done, and sets their `stop`; without that they raise
+        OtherRankFailed, as they do at once where another rank has failed.
         """
         if self.size == 1:
             return roll
@@ -118,30 +128,68 @@ class Ranks:
         async def shared(
             agent: Agent, attempts: Sequence[Attempt], params: SamplingParams, limits: Limits
         ) -> list[Trajectory]:
-            owners = deal_questions(attempts, self.size)
+            number, owners = next(self._rounds), deal_questions(attempts, self.size)
             mine = [a for a, owner in zip(attempts, owners, strict=True) if owner == self.rank]
             found: list[Trajectory] = []
-            error: BaseException | None = None
+            cancelled = False
+            beating = asyncio.ensure_future(self._beat())
             try:
-                if mine:
-                    found = await roll(agent, mine, params, limits)
-            except (Exception, asyncio.CancelledError) as raised:
-                error = raised
-            how = "failed" if isinstance(error, Exception) else "whole" if error is None else "cancelled"
-            parts = self.gather((how, found))
-            ends = {end for end, _ in parts}
-            if error is not None and (how == "failed" or "failed" not in ends):
-                raise error
-            if "failed" in ends or ("cancelled" in ends and stop is None):
-                raise OtherRankFailed
-            if "cancelled" in ends:
-                assert stop is not None
+                try:
+                    if mine:
+                        found = await roll(agent, mine, params, limits)
+                except asyncio.CancelledError:
+                    cancelled = True
+                self.store.set(f"done/{self.rank}", str(number))
+                while not await self._all_done(number):
+                    cancelled = True
+            finally:
+                beating.cancel()
+            parts = self.gather((cancelled, found))
+            if cancelled:
+                raise asyncio.CancelledError
+            if any(other for other, _ in parts):
+                if stop is None:
+                    raise OtherRankFailed
                 stop.set()
                 raise asyncio.CancelledError
             queues = [iter(part) for _, part in parts]
             return [next(queues[owner]) for owner in owners]
 
         return shared
+
+    async def _beat(self) -> None:
+        for n in itertools.count():
+            self.store.set(f"beat/{self.rank}", str(n))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _all_done(self, number: int) -> bool:
+        """Wait until the shares of all ranks are done, however long they take; False where this was cancelled.
+
+        Raises OtherRankFailed where one has ended the run, and RuntimeError for one that gives no sign of life. A
+        collective would wait a fixed time only, and nothing else could run meanwhile.
+        """
+        pause, ranks = POLL_SECONDS[0], range(self.size)
+        beats: list[tuple[bytes, float]] = [(b"", time.monotonic())] * self.size
+        while True:
+            waiting = [r for r, n in enumerate(self._read("done")) if int(n) < number]
+            if not waiting:
+                return True
+            if self.store.check([FAILED]):
+                raise OtherRankFailed
+            now = time.monotonic()
+            seen = self._read("beat")
+            beats = [beats[r] if beats[r][0] == seen[r] else (seen[r], now) for r in ranks]
+            if late := [str(r) for r in waiting if now - beats[r][1] > self.patience]:
+                raise RuntimeError(f"no sign of life from rank {', '.join(late)} for {self.patience / 60:g} minutes")
+            try:
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                return False
+            pause = min(2 * pause, POLL_SECONDS[1])
+
+    def _read(self, what: str) -> list[bytes]:
+        values: list[bytes] = self.store.multi_get([f"{what}/{rank}" for rank in range(self.size)])
+        return values
 
 
 ALONE = Ranks()
@@ -188,6 +236,7 @@ def run_joined(work: Callable[[Ranks], int]) -> int:
 def _join() -> Ranks:
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
     try:
         rank, size, local_rank, local_size, machine = (int(os.environ[name]) for name in VARIABLES[:5])
@@ -202,16 +251,17 @@ def _join() -> Ranks:
         torch.cuda.set_device(local_rank)
     # Numbers that are small and on the CPU go by gloo on every machine.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store, _, _ = next(dist.rendezvous("env://", timeout=patience))
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("ranks", store), rank=rank, world_size=size, timeout=patience
-    )
-    return Ranks(rank, size, local_rank, local_size, machine, dist.PrefixStore("agentropy", store))
+    store, _, _ = next(rendezvous("env://", timeout=patience))
+    dist.init_process_group(backend, store=PrefixStore("ranks", store), rank=rank, world_size=size, timeout=patience)
+    ours = PrefixStore("agentropy", store)
+    for what in ("done", "beat"):
+        ours.set(f"{what}/{rank}", "0")
+    return Ranks(rank, size, local_rank, local_size, machine, ours, patience.total_seconds())
 
 
 def _first_to_fail(ranks: Ranks) -> bool:
     """Whether no other rank has failed before. Where the store is gone, its owner has."""
     try:
-        return int(ranks.store.add("failed", 1)) == 1
+        return int(ranks.store.add(FAILED, 1)) == 1
     except RuntimeError:
         return False
