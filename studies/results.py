@@ -69,7 +69,7 @@ MECHANISMS = [
     Show("entropy/bonus_share@train.mean", "bonus/advantage, %", 2),
     Show("rollout/forks@train.mean", "forks", 1),
 ]
-TAO = ["simpletir", "tao-rl"]
+TAO = ["grpo", "simpletir", "tao-rl"]
 SPARSE, DENSE = ["grpo", "tepo-sparse"], ["grpo", "tepo-dense"]
 
 PLACES: dict[str, Place] = {}
@@ -92,10 +92,11 @@ for world in ("arithmetic", "facts"):
     }
 _ABLATED = [Show("eval/avg@after", "Avg@8, %"), Show("eval/pass@after", "Pass@8, %"), CALLS, EFFECTIVE, CV]
 PLACES |= {
-    "ablation tao": Place("ablations", "facts-hard", [*_ABLATED, MECHANISMS[5], SAMPLED], None, TAO),
+    "ablation tao": Place("ablations", "facts-failing", [*_ABLATED, SAMPLED], None, TAO),
+    "ablation tao mechanisms": Place("ablations", "facts-failing", MECHANISMS[:6], None, TAO),
     "ablation sparse": Place("ablations", "facts-hard", [*_ABLATED[:3], NEEDS[0], EFFECTIVE], None, SPARSE),
     "ablation dense": Place("ablations", "facts-hard", [*_ABLATED[:3], NEEDS[0], EFFECTIVE], None, DENSE),
-    "ablation tao differences": Place("ablations", "facts-hard", _ABLATED, "TAO-RL", TAO),
+    "ablation tao differences": Place("ablations", "facts-failing", _ABLATED, "TAO-RL", TAO),
     "ablation sparse differences": Place("ablations", "facts-hard", _ABLATED[:4], "TEPO-sparse", SPARSE),
     "ablation dense differences": Place("ablations", "facts-hard", _ABLATED[:4], "TEPO-dense", DENSE),
 }
