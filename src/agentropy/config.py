@@ -78,7 +78,7 @@ class SamplerConfig(_Strict):
     directory."""
     address: str = "127.0.0.1"
     """With `push: nccl`: this machine's address as the server sees it."""
-    wait: float = Field(300.0, ge=0)
+    wait: float = Field(600.0, ge=0)
     """Seconds to wait for a server that does not answer before the run stops."""
     correction: Literal["auto", "always", "never"] = "auto"
     """Truncated importance weights for tokens that the server gave another probability than the trainer does. auto:
