@@ -69,8 +69,8 @@ def _score(
     scores = score(model, sequences, temperature=temperature, where=torch.cat(where), prompts=prompts)
     assert scores.entropies is not None
     lengths = [len(s) for s in sequences]
-    logprobs = scores.logprobs.cpu().split(lengths)
-    entropies = scores.entropies.cpu().split(lengths)
+    logprobs = torch.split(scores.logprobs.cpu(), lengths)
+    entropies = torch.split(scores.entropies.cpu(), lengths)
     return {
         i: (p.clamp(max=0.0).tolist(), h.clamp(min=0.0).tolist())
         for i, p, h in zip(members, logprobs, entropies, strict=True)
