@@ -36,6 +36,8 @@ class WeightServer(TinyServer):
     """Why it cannot load weights."""
     restarts_at: int | None = None
     """Number of the completion before which it is another process, with the weights it began with."""
+    restarted_version: str = "default"
+    """What its weights are called after that: another run's, if that run has pushed them."""
     version: str = "default"
     paused: bool = False
     stale: bool = False
@@ -61,7 +63,7 @@ class WeightServer(TinyServer):
             self.completions += 1
             if self.completions == self.restarts_at:
                 self.model.load_state_dict(self.first)
-                self.version = "default"
+                self.version = self.restarted_version
             if self.paused or self.stale:
                 self.wrong.append("a completion while weights are on their way, or from an old cache")
         return super().__call__(url.path, body, headers)

@@ -61,6 +61,7 @@ def test_a_run_learns_with_the_numbers_of_the_local_engine(tmp_path: Path) -> No
     held = server.model.state_dict()
     assert all(torch.equal(held[k], v) for k, v in trained.items())
     assert any(not torch.equal(server.first[k], v) for k, v in trained.items())
+    assert not (tmp_path / "run" / "weights").exists()
     # Greedy answers, calls, entropies: those of the local engine, before and after.
     local = tmp_path / "local"
     options = ["--method=tao-rl", "--steps=0", f"--out={local}", *SMALL, *evaluated]
@@ -122,6 +123,12 @@ def test_a_server_that_restarts_gets_the_weights_again(tmp_path: Path, capsys: A
     assert sum(step["sampler/pushes"] for step in found) == 4
     assert "lost its weights during a rollout" in capsys.readouterr().out
     assert server.wrong == []
+
+
+def test_two_runs_cannot_share_a_server(tmp_path: Path) -> None:
+    server = agent_server(restarts_at=12, restarted_version="agentropy-other-7")
+    with running(server) as served, pytest.raises(UserError, match=r"another run pushes.*agentropy-other-7"):
+        train(tmp_path / "run", served.url, steps=3)
 
 
 def test_weights_that_cannot_be_pushed_end_the_run_with_everything_saved(tmp_path: Path) -> None:

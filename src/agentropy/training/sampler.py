@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ WRONG_MODEL = 0.5
 tokens of the same model are rarely as close, and bfloat16 against float32 makes a hundredth of it."""
 SUSPICIOUS = 0.1
 """Nats. Mean gap of a step above which it is said that the server may not have loaded the weights."""
+PREFIX = "agentropy-"
+"""Of the versions of all runs' weights."""
 POLL_SECONDS = 2.0
 PATIENCE = Patience(tries=5, pause=0.5)
 """Of each request: a server that is gone is waited for by `Sampler.begin`, once for all of them."""
@@ -120,15 +123,20 @@ class Sampler:
             return served_version(self.control) == version
         if self.pushed != version:
             return False
-        if served_version(self.control) in (None, version):
+        served = served_version(self.control)
+        if served in (None, version):
             return True
-        self._restarted("before a rollout")
+        self._restarted(served, "before a rollout")
         return False
 
-    def _restarted(self, when: str) -> None:
+    def _restarted(self, served: str | None, when: str) -> None:
         assert self._current is not None
+        if served is not None and served.startswith(PREFIX) and not served.startswith(f"{self.run}-"):
+            raise SamplerLost(
+                f"another run pushes its weights to {self.control.root} too ({served}): give each run its own server"
+            )
         self._current[2](f"The server lost its weights {when} (was it restarted?); they are pushed again")
-        self.notes["sampler/restarts"] = self.notes.get("sampler/restarts", 0.0) + 1.0
+        self._add("sampler/restarts", 1.0)
         self._forget()
 
     def _forget(self) -> None:
@@ -180,8 +188,8 @@ class Sampler:
             agent: Agent, attempts: Sequence[Attempt], params: SamplingParams, limits: Limits
         ) -> list[Trajectory]:
             out = await roll(agent, attempts, params, limits)
-            if not await self._still() or self._gone(out):
-                again = self._gone(out)
+            again = self._gone(out)
+            if not await self._still() or again:
                 assert self._current is not None
                 await self.begin(*self._current)
                 if again:
@@ -206,12 +214,13 @@ class Sampler:
             self._forget()
             return False
         if served not in (None, self.pushed):
-            self._restarted("during a rollout")
+            self._restarted(served, "during a rollout")
             return False
         return True
 
     def _gone(self, out: Sequence[Trajectory]) -> bool:
-        return bool(out) and self.policy.usage.lost > 0 and all(t.stop == "error" for t in out)
+        """Whether all of a round was lost, and not to tools."""
+        return bool(out) and all(t.stop == "error" and all(r.status != "lost" for r in t.results) for t in out)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -249,8 +258,9 @@ class Sampler:
         return replace(batch, logprobs=trainer), weights, metrics
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and remove what was only for the server."""
         await self.policy.aclose()
+        self.transport.close()
         self.control.close()
 
 
@@ -300,9 +310,11 @@ def connect_sampler(
     if o.push == "nccl":
         transport = NcclTransport(control, o.address)
     else:
-        where = Path(o.directory).expanduser() if o.directory else (directory or Path()) / "weights"
-        transport = DiskTransport(control, where)
-    run = ranks.same(f"agentropy-{uuid.uuid4().hex[:8]}")
+        own = (directory or Path()) / "weights"
+        if ranks.leads:
+            shutil.rmtree(own, ignore_errors=True)  # what a killed run left
+        transport = DiskTransport(control, Path(o.directory).expanduser() if o.directory else own)
+    run = ranks.same(f"{PREFIX}{uuid.uuid4().hex[:8]}")
     return Sampler(policy, control, transport, o, config.optim.micro_batch_tokens, run, ranks.leads)
 
 

@@ -93,6 +93,10 @@ class Transport(Protocol):
         """Forget the connection: the server is another process now."""
         ...
 
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
 
 def push_weights(control: Control, transport: Transport, model: Any, version: str) -> None:
     """Replace the server's weights while it waits, and name them `version` where it can be told.
@@ -166,6 +170,7 @@ class DiskTransport:
 
     control: Control
     directory: Path
+    _sent: Path | None = field(default=None, init=False)
 
     def send(self, model: Any, version: str) -> None:
         target, partial = self.directory / version, self.directory / f".{version}"
@@ -190,12 +195,19 @@ class DiskTransport:
                 f"{error}; it was to load {target.resolve()}: can it read that path (sampler.directory), and is it the "
                 "same model?"
             ) from None
-        for old in self.directory.iterdir():
-            if old != target and old.name.lstrip(".").startswith("agentropy-"):
-                shutil.rmtree(old, ignore_errors=True)
+        if self._sent != target:
+            self.close()
+        self._sent = target
 
     def reset(self) -> None:
         """Nothing is held."""
+
+    def close(self) -> None:
+        """Delete the last file: the server has what was in it."""
+        if self._sent is not None:
+            shutil.rmtree(self._sent, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: another run's
+                self.directory.rmdir()
 
 
 @dataclass
@@ -225,6 +237,13 @@ class NcclTransport:
     def reset(self) -> None:
         """The group cannot outlive one of its members."""
         self._engine = None
+
+    def close(self) -> None:
+        """Leave the group: the server may be used by another run."""
+        if self._engine is not None:
+            with contextlib.suppress(ServerGone, UserError):
+                self.control.post("/shutdown_weight_transfer_engine", missing=True)
+        self.reset()
 
     def _connect(self, model: Any) -> Any:
         try:
