@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -123,6 +124,26 @@ def test_a_server_that_restarts_gets_the_weights_again(tmp_path: Path, capsys: A
     assert sum(step["sampler/pushes"] for step in found) == 4
     assert "lost its weights during a rollout" in capsys.readouterr().out
     assert server.wrong == []
+
+
+@pytest.mark.slow
+def test_what_was_lost_with_the_server_is_sampled_again(tmp_path: Path, capsys: Any) -> None:
+    server = agent_server(restarts_at=25)
+    with running(server) as served:
+        original = type(server).__call__
+
+        def away(self: Any, path: str, body: Any, headers: Any) -> Any:
+            if server.completions == 24 and path == "/v1/completions":
+                served.faults.dead = True
+                threading.Timer(2.0, lambda: setattr(served.faults, "dead", False)).start()
+            return original(self, path, body, headers)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WeightServer, "__call__", away)
+            found = train(tmp_path / "run", served.url, steps=3)
+    assert [step["tool/lost_trajectories"] for step in found] == [0, 0, 0]
+    assert all(step["sampler/gap_max"] < 1e-5 for step in found)
+    assert "does not answer" in capsys.readouterr().out
 
 
 def test_two_runs_cannot_share_a_server(tmp_path: Path) -> None:

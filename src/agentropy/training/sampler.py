@@ -181,24 +181,29 @@ class Sampler:
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def scored(self, roll: RolloutFunction, model: Any) -> RolloutFunction:
-        """The rollout, with the trainer's numbers in what it returns. A round that was lost as a whole is sampled once
-        more, when the server is back."""
+        """The rollout, with the trainer's numbers in what it returns.
+
+        Where the server was gone, questions that lost a trajectory are asked again, all of them, when it is back: those
+        that were done before are the short ones, and a batch of them would be another sample.
+        """
 
         async def rolled(
             agent: Agent, attempts: Sequence[Attempt], params: SamplingParams, limits: Limits
         ) -> list[Trajectory]:
             out = await roll(agent, attempts, params, limits)
-            again = self._gone(out)
-            if not await self._still() or again:
+            if not await self._still() or all(map(_lost, out)):
                 assert self._current is not None
                 await self.begin(*self._current)
-                if again:
-                    out = await roll(agent, attempts, params, limits)
-                    if self._gone(out):
-                        raise SamplerLost(
-                            f"{self.control.root} answers, but sampled not one of {len(out)} trajectories, twice; its "
-                            "own log says why"
-                        )
+                spoiled = {a.task.id for a, t in zip(attempts, out, strict=True) if _lost(t)}
+                places = [i for i, a in enumerate(attempts) if a.task.id in spoiled]
+                again = await roll(agent, [attempts[i] for i in places], params, limits) if places else []
+                if again and all(map(_lost, again)):
+                    raise SamplerLost(
+                        f"{self.control.root} answers, but sampled not one of {len(again)} trajectories; its own log "
+                        "says why"
+                    )
+                for i, t in zip(places, again, strict=True):
+                    out[i] = t
             started = time.perf_counter()
             out = rescore(model, out, temperature=params.temperature, micro_batch_tokens=self.micro_batch_tokens)
             self._add("sampler/score_seconds", time.perf_counter() - started)
@@ -217,10 +222,6 @@ class Sampler:
             self._restarted(served, "during a rollout")
             return False
         return True
-
-    def _gone(self, out: Sequence[Trajectory]) -> bool:
-        """Whether all of a round was lost, and not to tools."""
-        return bool(out) and all(t.stop == "error" and all(r.status != "lost" for r in t.results) for t in out)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -262,6 +263,11 @@ class Sampler:
         await self.policy.aclose()
         self.transport.close()
         self.control.close()
+
+
+def _lost(t: Trajectory) -> bool:
+    """Whether the server lost it, not a tool."""
+    return t.stop == "error" and all(r.status != "lost" for r in t.results)
 
 
 def connect_sampler(
