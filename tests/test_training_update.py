@@ -237,7 +237,7 @@ def test_a_last_result_beyond_the_window_is_not_read(model: Any) -> None:
 def test_the_reference_is_kept_however_the_penalty_was_set(model: Any, tmp_path: Path) -> None:
     config = RunConfig(method_options={"kl_coef": 0.1})
     for method, kept in ((make_method("grpo", **config.method_options), True), (make_method("grpo"), False)):
-        setup = SimpleNamespace(model=model, lr=1e-3, method=method)
+        setup = SimpleNamespace(model=model, lr=1e-3, method=method, scored=lambda roll: roll)
         trainer = Trainer(config, setup, tmp_path, [], None)  # type: ignore[arg-type]
         assert (trainer.reference is not None) == kept
 

@@ -160,12 +160,12 @@ class Ranks:
     async def _beat(self) -> None:
         for n in itertools.count():
             self.store.set(f"beat/{self.rank}", str(n))
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(min(BEAT_SECONDS, self.patience / 4))
 
     async def _all_done(self, number: int) -> bool:
         """Wait until the shares of all ranks are done, however long they take; False where this was cancelled.
 
-        Raises OtherRankFailed where one has ended the run, and RuntimeError for one that gives no sign of life. A
+        Raises OtherRankFailed where one has ended the run, and UserError for one that gives no sign of life. A
         collective would wait a fixed time only, and nothing else could run meanwhile.
         """
         pause, ranks = POLL_SECONDS[0], range(self.size)
@@ -180,7 +180,10 @@ class Ranks:
             seen = self._read("beat")
             beats = [beats[r] if beats[r][0] == seen[r] else (seen[r], now) for r in ranks]
             if late := [str(r) for r in waiting if now - beats[r][1] > self.patience]:
-                raise RuntimeError(f"no sign of life from rank {', '.join(late)} for {self.patience / 60:g} minutes")
+                raise UserError(
+                    f"no sign of life from rank {', '.join(late)} for {self.patience / 60:g} minutes; go on from the "
+                    f"last checkpoint with --resume ({TIMEOUT_VARIABLE} sets other minutes)"
+                )
             try:
                 await asyncio.sleep(pause)
             except asyncio.CancelledError:
