@@ -29,7 +29,7 @@ class WeightServer(TinyServer):
 
     dev_mode: bool = True
     versions: bool = True
-    """It keeps a version of its weights, as vLLM does since 0.32."""
+    """It keeps a version of its weights, as vLLM 0.32 does."""
     forgets: bool = False
     """It says that it has loaded weights, and has not."""
     fails: str | None = None
@@ -129,11 +129,11 @@ def running(brain: Any) -> Iterator[Served]:
         thread.join(30)
 
 
-def agent_server(**options: Any) -> WeightServer:
-    """A server of the embedded agent of the arithmetic world, in the precision of `dtype`."""
+def agent_server(world: str = "arithmetic", **options: Any) -> WeightServer:
+    """A server of the embedded agent of a world, in the precision of `dtype`."""
     from agentropy.policies.loading import load_model
     from agentropy.tasks.worlds import make_world
 
     dtype = options.pop("dtype", torch.float32)
-    model, tokenizer = load_model(make_world("arithmetic").warm_start(), dtype=dtype)
+    model, tokenizer = load_model(make_world(world).warm_start(), dtype=dtype)
     return WeightServer(model, tokenizer, window=512, max_logprobs=20, **options)

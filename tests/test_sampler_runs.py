@@ -229,6 +229,8 @@ def test_what_cannot_be_used_is_said_before_anything_is_sampled(tmp_path: Path) 
             train(tmp_path / "run", served.url, *arguments)
         return str(caught.value)
 
+    other = agent_server("facts")
+    assert "must serve the model that is trained" in said(other)
     server = agent_server(dev_mode=False)
     assert "VLLM_SERVER_DEV_MODE=1" in said(server)
     server.dev_mode = True

@@ -52,6 +52,14 @@ WRONG_MODEL = 0.5
 tokens of the same model are rarely as close, and bfloat16 against float32 makes a hundredth of it."""
 SUSPICIOUS = 0.1
 """Nats. Mean gap of a step above which it is said that the server may not have loaded the weights."""
+OPTIONS = {
+    "name one with --model": "name one with --sampler.model",
+    "name the right one with --tokenizer": "it must serve the model that is trained (--model)",
+    "; use --api chat": "; it must sample from ids, as vLLM does",
+    "--server": "--rollout.server",
+    "--api-key-env": "--sampler.api_key_env",
+}
+"""What messages of `connect`, which speak of the options of `agentropy eval`, say here."""
 PREFIX = "agentropy-"
 """Of the versions of all runs' weights."""
 POLL_SECONDS = 2.0
@@ -287,7 +295,13 @@ def connect_sampler(
     r, o = config.rollout, config.sampler
     assert r.server
     key = _key(o.api_key_env)
-    policy = connect(r.server, o.model, "completions", key, o.concurrency, tokenizer, patience=PATIENCE)
+    try:
+        policy = connect(r.server, o.model, "completions", key, o.concurrency, tokenizer, patience=PATIENCE)
+    except UserError as error:
+        message = str(error)
+        for option, ours in OPTIONS.items():
+            message = message.replace(option, ours)
+        raise UserError(f"rollout.server: {message}") from None
     assert isinstance(policy, HttpPolicy)
     root = policy.client.root
     if policy.info.notes["server"] != "vllm":

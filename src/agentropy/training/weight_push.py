@@ -118,7 +118,7 @@ def push_weights(control: Control, transport: Transport, model: Any, version: st
 
 
 def served_version(control: Control) -> str | None:
-    """The version that the server's weights have; None where it keeps none (vLLM before 0.32)."""
+    """The version that the server's weights have; None where it keeps none (as older vLLMs)."""
     answer = control.get("/weight_info")
     return str(answer.get("weight_version")) if isinstance(answer, Mapping) else None
 
