@@ -112,11 +112,11 @@ class Shards:
     def clip(self, limit: float, loss: float) -> tuple[float, float]:
         """Hand the gradients to `local`, clipped to a global norm of `limit`. Returns that norm, before, and the sum of
         the ranks' losses."""
-        squares = torch.zeros((), dtype=torch.float64)
+        squares = torch.zeros((), dtype=torch.float64, device=self.local[0].device)
         for p, part in zip(self._trained, self.local, strict=True):
             part.grad, p.grad = None if p.grad is None else p.grad.to_local(), None
             if part.grad is not None and part.grad.numel():
-                squares += part.grad.float().pow(2).sum().double().cpu()
+                squares += part.grad.float().pow(2).sum()
         sums = self.ranks.gather((float(squares), loss))
         norm = math.sqrt(sum(s for s, _ in sums))
         if (scale := limit / (norm + 1e-6)) < 1.0:
