@@ -92,3 +92,12 @@ def test_names_that_no_file_can_have(
     assert main([a.format("n" * 300) for a in arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_torchrun_starts_training_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["grade", "--prediction", "1", "--gold", "1"]) == 2
+    assert "torchrun starts `agentropy train` only" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(["grade", "--prediction", "1", "--gold", "1"]) == 0

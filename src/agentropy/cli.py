@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
+        if args.command != "train" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1":
+            raise UserError("torchrun starts `agentropy train` only; other commands run once, without it")
         return int(args.run(args) or 0)
     except UserError as error:
         print(f"agentropy {args.command}: {error}", file=sys.stderr)
