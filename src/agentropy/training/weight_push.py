@@ -29,15 +29,20 @@ class ServerGone(Exception):
     """The server does not answer. It may come back."""
 
 
-class Control:
-    """A vLLM server's endpoints for weights. Blocking; `timeout` in seconds."""
+CALL_SECONDS, LOAD_SECONDS = 60.0, 600.0
+"""How long a call may take, and one that moves weights."""
+LOADING = ("/collective_rpc", "/init_weight_transfer_engine", "/update_weights", "/finish_weight_update")
 
-    def __init__(self, root: str, key: str | None = None, timeout: float = 600.0) -> None:
+
+class Control:
+    """A vLLM server's endpoints for weights. Blocking."""
+
+    def __init__(self, root: str, key: str | None = None) -> None:
         import httpx
 
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.root = root
-        self._http = httpx.Client(base_url=root, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        self._http = httpx.Client(base_url=root, headers=headers)
 
     def get(self, path: str) -> Any:
         """The JSON of an answer; None where there is no such endpoint."""
@@ -65,7 +70,8 @@ class Control:
         import httpx
 
         try:
-            response = self._http.request(method, path, json=body, params=dict(query or {}))
+            timeout = httpx.Timeout(LOAD_SECONDS if path in LOADING else CALL_SECONDS, connect=10.0)
+            response = self._http.request(method, path, json=body, params=dict(query or {}), timeout=timeout)
         except httpx.HTTPError as error:
             raise ServerGone(f"{self.root}{path}: {type(error).__name__}: {error}".rstrip(": ")) from None
         if response.status_code == 404:
