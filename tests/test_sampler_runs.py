@@ -93,7 +93,7 @@ def test_a_server_in_bfloat16_shows_and_is_made_up_for(tmp_path: Path) -> None:
     one = ("--loss.entropy_coef=0.001", "--optim.minibatches=1")  # one update, whatever the answers
     with running(agent_server(dtype=torch.bfloat16)) as served:
         [step] = train(tmp_path / "auto", served.url, "--sampler.correction_above=0.001", *one, steps=1)
-        [off] = train(tmp_path / "never", served.url, "--sampler.correction=never", steps=1)
+        [off] = train(tmp_path / "never", served.url, "--sampler.correction=never", *one, steps=1)
     assert 1e-3 < step["sampler/gap_mean"] < 0.1
     assert 0 < step["sampler/kl_k3"] < 0.01
     assert step["sampler/corrected"] == 1.0
@@ -103,7 +103,9 @@ def test_a_server_in_bfloat16_shows_and_is_made_up_for(tmp_path: Path) -> None:
     assert step["optim/ratio_max"] == pytest.approx(1.0, abs=1e-4)  # the old policy of the clip is the trainer's
     assert step["optim/sampler_gap_max"] > 0.01
     assert (off["sampler/corrected"], off["sampler/weight_mean"]) == (0.0, 1.0)
-    assert off["sampler/gap_mean"] > 1e-3
+    assert off["sampler/gap_mean"] == step["sampler/gap_mean"] > 1e-3
+    one_way, other_way = (load_file(tmp_path / n / "model" / "model.safetensors") for n in ("auto", "never"))
+    assert any(not torch.equal(one_way[k], other_way[k]) for k in one_way)  # from the same tokens
 
 
 def test_a_server_that_forgets_to_load_is_noticed_and_training_goes_on(tmp_path: Path, capsys: Any) -> None:
