@@ -16,7 +16,7 @@ EMPTY = {"batch/empty": 1.0, "optim/updates": 0.0, "tool/lost_trajectories": 3.0
     ("metrics", "words"),
     [
         ({"batch/empty": 0.0, "optim/updates": 2.0, "tool/lost_trajectories": 0.0}, ""),
-        (EMPTY, "no update: every group was filtered, 3 trajectories lost to faults of tools or graders"),
+        (EMPTY, "no update: every group was filtered, 3 trajectories lost to faults of tools, graders or servers"),
         ({"batch/empty": 0.0, "optim/updates": 0.0}, "no update: all advantages are 0"),
         ({"optim/updates": 0.0, "optim/skipped_not_finite": 2.0}, "2 updates skipped: gradient not finite"),
     ],

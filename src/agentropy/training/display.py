@@ -45,7 +45,7 @@ def trouble(metrics: Mapping[str, float]) -> str:
     if skipped := metrics.get("optim/skipped_not_finite"):
         parts.append(f"{skipped:.0f} updates skipped: gradient not finite")
     if lost := metrics.get("tool/lost_trajectories"):
-        parts.append(f"{lost:.0f} trajectories lost to faults of tools or graders")
+        parts.append(f"{lost:.0f} trajectories lost to faults of tools, graders or servers")
     return ", ".join(parts)
 
 
