@@ -233,10 +233,10 @@ class Trainer:
 
     def _saved(self, error: SamplerLost) -> SamplerLost:
         """Save the last whole step, where there is one and one process can do it alone, and say how to go on."""
-        if not self.progress.step:
-            return error
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 and self.progress.step:
             self.save()
+        if not list_checkpoints(self.directory / "checkpoints"):
+            return error
         return SamplerLost(f"{error}. What was learned is saved; to go on: agentropy train --resume {self.directory}")
 
     async def _validate(self) -> None:
