@@ -25,7 +25,7 @@ from agentropy.policies.base import SamplingParams
 from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
-from agentropy.training.checkpoint import Progress, optimizer_state, save_checkpoint
+from agentropy.training.checkpoint import Progress, list_checkpoints, optimizer_state, save_checkpoint
 from agentropy.training.collect import Collected, attempts_for, collect, collected_metrics
 from agentropy.training.display import Display
 from agentropy.training.distributed import ALONE, Ranks
