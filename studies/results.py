@@ -2,7 +2,7 @@
 
     .venv/bin/python studies/results.py                  # after `agentropy study studies/main.yaml` and the others
 
-Each table stands between `<!-- NAME -->` and `<!-- end -->`; a study that has not been run leaves its tables alone. The
+Each table stands between `<!-- NAME -->` and `<!-- end -->`; what has not been run leaves its tables alone. The
 words between them are written by hand.
 """
 
@@ -139,6 +139,7 @@ def table(place: Place, results: dict[str, Any]) -> list[str]:
     rows = found["rows"]
     if place.source is not None:
         [rows] = [d["rows"] for d in found["differences"] if d["from"] == place.source]
+    most = max((len(row["seeds"]) for row in rows), default=0)
     lines = ["| | " + " | ".join(s.label for s in shown) + " |", "|---|" + "---:|" * len(shown)]
     for row in rows:
         if (place.only and row["variant"].split(".")[0] not in place.only) or not row["seeds"]:
@@ -150,6 +151,7 @@ def table(place: Place, results: dict[str, Any]) -> list[str]:
             for s in shown
         ]
         name = "*before training*" if row["before_training_of"] is not None else row["variant"]
+        name += f" ({len(row['seeds'])} seeds)" if len(row["seeds"]) < most else ""
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -171,7 +173,7 @@ def main() -> None:
             )
         elif PLACES[name].study in studies:
             lines = table(PLACES[name], studies[PLACES[name].study])
-        if lines is not None:
+        if lines is not None and len(lines) > 2:
             block = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
             text = block.sub(lambda m, lines=lines: m[1] + "\n".join(["", *lines, "", ""]) + m[2], text, count=1)
     partial = PAGE.with_suffix(".partial")
