@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 import agentropy
 from agentropy.cli import main
+from agentropy.training import trainer
 
 TINY = ["--steps", "1", "--rollout.questions", "1", "--rollout.samples", "2", "--evaluation.questions", "0"]
 
@@ -214,15 +216,33 @@ def test_sigterm_in_training_saves_and_stops(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_two_signals_end_it_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_saves_and_stops(tmp_path: Path, number: signal.Signals) -> None:
+    """As from a scheduler, which sends it to all processes, and from torchrun, which passes on its own."""
     process = start(tmp_path / "run")
     wait_for(process, "step 1/")
     for _ in range(2):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         time.sleep(0.02)
-    err = process.communicate(timeout=60)[1]
-    assert process.returncode in (130, -signal.SIGINT)
-    assert len(err.splitlines()) <= 1
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "everything is saved" in out
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_second_signal_later_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "ECHO_SECONDS", 0.0)
+
+    async def run() -> None:
+        waiting = object.__new__(trainer.Trainer)
+        waiting._stop, waiting._work = asyncio.Event(), None
+        with waiting._interruptible():
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.wait_for(waiting._stop.wait(), 10)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
 
 
 def test_a_reader_that_leaves_costs_no_work(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ from agentropy.training.sharding import Shards
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Signals that end a run, and what they do by default."""
+ECHO_SECONDS = 3.0
+"""How long after the first a second signal may be the same one: a scheduler sends it to all processes, and torchrun
+passes on its own."""
 
 
 class Stopped(Exception):
@@ -121,13 +125,22 @@ class Trainer:
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C or SIGTERM ends the rollout at once but lets an update finish; a second one ends the process."""
         loop = asyncio.get_running_loop()
+        first = 0.0
 
         def interrupt() -> None:
+            nonlocal first
+            first = time.monotonic()
             for number in STOPPING:
                 loop.remove_signal_handler(number)
+                signal.signal(number, again)  # works while the loop does not: during a save
             self._stop.set()
             if self._work is not None:
                 self._work.cancel()
+
+        def again(number: int, _: Any) -> None:
+            if time.monotonic() - first > ECHO_SECONDS:
+                signal.signal(number, STOPPING[signal.Signals(number)])
+                signal.raise_signal(number)
 
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
             for number in STOPPING:
@@ -136,8 +149,9 @@ class Trainer:
             yield
         finally:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                for number in STOPPING:
+                for number, default in STOPPING.items():
                     loop.remove_signal_handler(number)
+                    signal.signal(number, default)
 
     async def _collect(self) -> Collected:
         r = self.config.rollout
