@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -101,3 +102,21 @@ def test_torchrun_starts_training_only(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "torchrun starts `agentropy train` only" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["grade", "--prediction", "1", "--gold", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--steps"], ["trian"], ["train", "--help"], ["train", "--list-options"], ["grade", "--gold"]],
+)
+def test_of_torchruns_processes_the_first_says_what_the_arguments_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert main(arguments) == 0
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("RANK", "0")
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+    assert "".join(capsys.readouterr())

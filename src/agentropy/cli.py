@@ -6,6 +6,7 @@ Only argparse is imported here, so `agentropy --help` answers at once; a command
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import io
@@ -54,16 +55,34 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    args, extra = parser.parse_known_args(argv)
+    if extra and not getattr(args, "takes_extra", False):
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    args.extra = extra
+    return args
+
+
+def _ends_at_once(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> bool:
+    """Whether these arguments only print something, or are wrong."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            args = _parse(parser, argv)
+        except SystemExit:
+            return True
+    return bool(args.version or args.command != "train" or args.list_options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot write must not end the work
             stream.reconfigure(errors="backslashreplace")
     parser = build_parser()
-    args, extra = parser.parse_known_args(argv)
-    if extra and not getattr(args, "takes_extra", False):
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
-    args.extra = extra
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
+    if torchrun and os.environ.get("RANK", "0") != "0" and _ends_at_once(parser, argv):
+        return 0  # the first process says it
+    args = _parse(parser, argv)
     if args.version:
         from agentropy import __version__
 
@@ -73,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        if args.command != "train" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1":
+        if torchrun and args.command != "train":
             raise UserError("torchrun starts `agentropy train` only; other commands run once, without it")
         return int(args.run(args) or 0)
     except UserError as error:
