@@ -6,6 +6,7 @@ need exact ones. They come from one forward pass of the policy as it is, before 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,10 +23,12 @@ TRAINER_LOGPROBS = "trainer_logprobs"
 """Key of a segment: the trainer's log-probability of each token, beside `logprobs`, which are the sampler's."""
 
 
-def rescore(
+async def rescore(
     model: Any, trajectories: Sequence[Trajectory], *, temperature: float, micro_batch_tokens: int
 ) -> list[Trajectory]:
     """The same trajectories with exact entropies, and `trainer_logprobs` in each segment of the policy's.
+
+    Between forward passes others have their turn: signs of life of a rank, Ctrl-C.
 
     Args:
         model: the policy that sampled, or should have; its training mode is left as it was.
@@ -39,10 +42,11 @@ def rescore(
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            for run in micro_batches([ends[i] for i in rows], micro_batch_tokens):
-                members = [rows[k] for k in run]
+        for run in micro_batches([ends[i] for i in rows], micro_batch_tokens):
+            members = [rows[k] for k in run]
+            with torch.no_grad():
                 found |= _score(model, {i: trajectories[i] for i in members}, ends, temperature)
+            await asyncio.sleep(0)
     finally:
         model.train(was_training)
     return [_with(t, *found.get(i, ([], []))) for i, t in enumerate(trajectories)]
