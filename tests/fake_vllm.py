@@ -46,7 +46,8 @@ class TinyServer:
         if path == "/v1/models":
             entry = {"id": "tiny", "owned_by": self.kind.replace(".", ""), "max_model_len": self.window}
             return {"object": "list", "data": [entry]}
-        assert body is not None
+        if body is None:
+            raise Refuse(404, {"detail": "Not Found"})
         if (self.kind, path) == ("vllm", "/v1/completions"):
             return self._vllm(body)
         if (self.kind, path) == ("sglang", "/generate"):

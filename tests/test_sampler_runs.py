@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
@@ -13,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentropy.config import parse_overrides
+from agentropy.config import SamplerConfig, parse_overrides
 from agentropy.errors import UserError
 from agentropy.policies.http_client import Patience
 from agentropy.training import sampler as sampler_module
 from agentropy.training import session
-from agentropy.training.weight_push import Control, NcclTransport, push_weights
+from agentropy.training.weight_push import Control, DiskTransport, NcclTransport, push_weights
 from agentropy.trajectory import read_jsonl
+from faulty_server import Refuse
 from sampler_server import WeightServer, agent_server, running
 
 SMALL = ("--rollout.questions=2", "--rollout.samples=3", "--evaluation.questions=0", "--checkpoint.every=50")
@@ -203,6 +205,70 @@ def test_a_server_that_dies_ends_the_run_with_everything_saved(tmp_path: Path) -
         assert saved[0].name == f"step-{done:06d}"
 
 
+@pytest.mark.parametrize("where", ["evaluation", "rollout"])
+def test_a_server_that_fails_later_says_how_to_go_on(tmp_path: Path, where: str) -> None:
+    """In the evaluation after training, which has saved all; in a rollout by an answer that no waiting mends."""
+    server, out = agent_server(), tmp_path / "run"
+    with running(server) as served:
+        original, versions = type(server).__call__, server.on_weight_info
+
+        def dies(self: Any, path: str, body: Any, headers: Any) -> Any:
+            served.faults.dead = self.version.endswith("-1")
+            return original(self, path, body, headers)
+
+        def refuses(body: Any) -> Any:
+            if server.version.endswith("-1"):
+                raise Refuse(500, {"error": {"message": "no idea"}})
+            return versions(body)
+
+        with pytest.MonkeyPatch.context() as patch:
+            if where == "evaluation":
+                patch.setattr(WeightServer, "__call__", dies)
+            else:
+                patch.setattr(server, "on_weight_info", refuses)
+            evaluated = ["--evaluation.questions=1", "--evaluation.samples=1", "--evaluation.before=false"]
+            with pytest.raises(UserError, match=r"saved.*--resume"):
+                train(out, served.url, "--sampler.wait=0.2", *evaluated, steps=1 if where == "evaluation" else 2)
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_run_goes_on_without_its_server(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with running(agent_server()) as served:
+        train(out, served.url, "--sampler.correction=always", steps=1)
+    assert session.resume(str(out), [("rollout.server", None), ("steps", 2)]) == 0
+    assert "sampler/corrected" not in rows(out)[1]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_process_that_does_not_lead_waits_for_the_one_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """However short `sampler.wait` is: the server may be loading."""
+    server = agent_server()
+    if not given:
+        monkeypatch.setattr(sampler_module, "LOAD_SECONDS", 0.2)
+    with running(server) as served:
+        control = Control(served.url)
+        follower = sampler_module.Sampler(
+            None,  # type: ignore[arg-type]
+            control,
+            DiskTransport(control, tmp_path),
+            SamplerConfig(wait=0),
+            100,
+            "agentropy-x",
+            leads=False,
+        )
+        if given:
+            threading.Timer(0.3, lambda: setattr(server, "version", "agentropy-x-3")).start()
+            asyncio.run(follower.begin(None, 3, print))
+            assert follower.pushed == "agentropy-x-3"
+        else:
+            with pytest.raises(UserError, match=r"has not been given the weights of step 3 yet; waited"):
+                asyncio.run(follower.begin(None, 3, print))
+        control.close()
+
+
 @pytest.mark.slow
 def test_some_lost_trajectories_do_not_end_a_step(tmp_path: Path) -> None:
     server = agent_server()
@@ -213,8 +279,6 @@ def test_some_lost_trajectories_do_not_end_a_step(tmp_path: Path) -> None:
             served.faults.dead = False
             if path == "/v1/completions" and server.completions % 7 == 6 and body["max_tokens"] > 20:
                 server.completions += 1
-                from faulty_server import Refuse
-
                 raise Refuse(400, {"error": {"message": "not this one"}})
             return original(self, path, body, headers)
 
@@ -247,8 +311,15 @@ def test_what_cannot_be_used_is_said_before_anything_is_sampled(tmp_path: Path) 
         server.model.model.embed_tokens.weight.copy_(torch.randn(1655, 128))
     server.forgets = True
     assert "does it serve the same model" in said(server)
-    with pytest.raises(UserError, match=r"no server at .*start it first"):
+    with pytest.raises(UserError, match=r"no server at .*start it first.*docs/sampler\.md"):
         train(tmp_path / "other", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"a server's URL starts with http"):
+        train(tmp_path / "other", "")
+    with (
+        running(agent_server()) as served,
+        pytest.raises(UserError, match=r"no /v1/models \(HTTP 404\): is the address"),
+    ):
+        train(tmp_path / "other", f"{served.url}/elsewhere")
 
 
 def test_vllms_nccl_engine_is_driven_in_the_order_of_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:

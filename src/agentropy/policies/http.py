@@ -182,6 +182,11 @@ def _look(probe: _Probe, model: str | None) -> _Server:
     except Refused as error:
         if error.status not in (404, 405, 501):
             raise UserError(f"{probe.root}/v1/models: {error}") from None
+        if model is None:
+            raise UserError(
+                f"{probe.root} has no /v1/models (HTTP {error.status}): is the address right? If so, name one with "
+                "--model"
+            ) from None
         answer = {}
     data = answer.get("data") if isinstance(answer, Mapping) else None
     entries = [e for e in data or [] if isinstance(e, Mapping) and isinstance(e.get("id"), str)]

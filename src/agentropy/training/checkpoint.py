@@ -59,7 +59,7 @@ def save_checkpoint(
     directory: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress, keep: int
 ) -> Path:
     """Write one checkpoint below `directory` and delete all but the newest `keep`. `state` is `optimizer_state`."""
-    final = directory / f"step-{progress.step:06d}"
+    final = directory / checkpoint_name(progress.step)
     partial = directory / f".partial-{progress.step:06d}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -87,6 +87,11 @@ def save_checkpoint(
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint after so many steps."""
+    return f"step-{step:06d}"
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

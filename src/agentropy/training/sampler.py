@@ -35,6 +35,7 @@ from agentropy.training.distributed import ALONE, Ranks
 from agentropy.training.rescore import rescore, trainer_logprobs
 from agentropy.training.weight_push import (
     DEV_MODE,
+    LOAD_SECONDS,
     Control,
     DiskTransport,
     NcclTransport,
@@ -58,6 +59,7 @@ OPTIONS = {
     "; use --api chat": "; it must sample from ids, as vLLM does",
     "--server": "--rollout.server",
     "--api-key-env": "--sampler.api_key_env",
+    "docs/policies.md has the commands": "docs/sampler.md has the command",
 }
 """What messages of `connect`, which speak of the options of `agentropy eval`, say here."""
 PREFIX = "agentropy-"
@@ -99,6 +101,8 @@ class Sampler:
         """
         self._current = model, step, say
         version, since, told = f"{self.run}-{step}", time.monotonic(), False
+        # The rank that leads may wait as long itself, and then the server loads.
+        patience = self.options.wait + (0.0 if self.leads else LOAD_SECONDS)
         while True:
             try:
                 if await asyncio.to_thread(self._has, version):
@@ -110,10 +114,9 @@ class Sampler:
                 raise ServerGone(f"{self.control.root} has not been given the weights of step {step} yet")
             except (ServerGone, PolicyLost) as error:
                 self._forget()
-                if time.monotonic() - since >= self.options.wait:
-                    raise SamplerLost(
-                        f"the server does not answer ({error}); waited {self.options.wait:g} s (sampler.wait)"
-                    ) from None
+                if time.monotonic() - since >= patience:
+                    why = f"the server does not answer ({error})" if self.leads else str(error)
+                    raise SamplerLost(f"{why}; waited {patience:g} s (sampler.wait)") from None
                 if not told and self.leads:
                     say(f"The server does not answer ({error}); waiting for it up to {self.options.wait:g} s")
                     told = True
@@ -213,7 +216,7 @@ class Sampler:
                 for i, t in zip(places, again, strict=True):
                     out[i] = t
             started = time.perf_counter()
-            out = rescore(model, out, temperature=params.temperature, micro_batch_tokens=self.micro_batch_tokens)
+            out = await rescore(model, out, temperature=params.temperature, micro_batch_tokens=self.micro_batch_tokens)
             self._add("sampler/score_seconds", time.perf_counter() - started)
             return out
 
@@ -226,6 +229,8 @@ class Sampler:
         except ServerGone:
             self._forget()
             return False
+        except UserError as error:
+            raise SamplerLost(str(error)) from None
         if served not in (None, self.pushed):
             self._restarted(served, "during a rollout")
             return False
@@ -293,7 +298,7 @@ def connect_sampler(
         log-probabilities of this temperature.
     """
     r, o = config.rollout, config.sampler
-    assert r.server
+    assert r.server is not None
     key = _key(o.api_key_env)
     try:
         policy = connect(r.server, o.model, "completions", key, o.concurrency, tokenizer, patience=PATIENCE)

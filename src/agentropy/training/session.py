@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
 from agentropy.analysis.report import write_report
-from agentropy.config import RunConfig, load_config, resolved, save_config
+from agentropy.config import RunConfig, SamplerConfig, load_config, resolved, save_config
 from agentropy.errors import UserError
 from agentropy.run_directory import alone_in, environment, make_directory
 from agentropy.terminal import duration
@@ -79,6 +79,8 @@ def resume(directory: str, overrides: Sequence[tuple[str, Any]], ranks: Ranks = 
     for key, _ in overrides:
         if not key.startswith(RESUMABLE) or key in FIXED:
             raise UserError(f"--{key} cannot change in a resumed run; start a new one")
+    if dict(overrides).get("rollout.server", "") is None:  # its options go with it
+        overrides = [*((f"sampler.{k}", v) for k, v in SamplerConfig().model_dump().items()), *overrides]
     config = load_config(saved, overrides)
     if not ranks.leads:
         return _run(config, path, ranks, fresh=False)

@@ -25,7 +25,13 @@ from agentropy.policies.base import SamplingParams
 from agentropy.rollout.branching import rollout_for
 from agentropy.rollout.loop import rollout
 from agentropy.seeds import derive
-from agentropy.training.checkpoint import Progress, list_checkpoints, optimizer_state, save_checkpoint
+from agentropy.training.checkpoint import (
+    Progress,
+    checkpoint_name,
+    list_checkpoints,
+    optimizer_state,
+    save_checkpoint,
+)
 from agentropy.training.collect import Collected, attempts_for, collect, collected_metrics
 from agentropy.training.display import Display
 from agentropy.training.distributed import ALONE, Ranks
@@ -109,10 +115,7 @@ class Trainer:
                     raise self._saved(error) from None
                 self._learn(collected, before)
                 if self.config.evaluation.every and self.progress.step % self.config.evaluation.every == 0:
-                    try:
-                        await self._validate()
-                    except SamplerLost as error:
-                        raise self._saved(error) from None
+                    await self._validate()
                 if any(self.ranks.gather(self._stop.is_set())):
                     self.save()
                     raise Stopped
@@ -247,9 +250,11 @@ class Trainer:
 
     def _saved(self, error: SamplerLost) -> SamplerLost:
         """Save the last whole step, where there is one and one process can do it alone, and say how to go on."""
-        if self.ranks.size == 1 and self.progress.step:
+        checkpoints = list_checkpoints(self.directory / "checkpoints")
+        done = bool(checkpoints) and checkpoints[-1].name == checkpoint_name(self.progress.step)
+        if self.ranks.size == 1 and self.progress.step and not done:
             self.save()
-        if not list_checkpoints(self.directory / "checkpoints"):
+        elif not checkpoints:
             return error
         return SamplerLost(f"{error}. What was learned is saved; to go on: agentropy train --resume {self.directory}")
 
@@ -263,6 +268,12 @@ class Trainer:
 
         The seeds hang on the question and the sample only: before and after training face the same random numbers.
         """
+        try:
+            return await self._evaluate(split, name, greedy)
+        except SamplerLost as error:
+            raise self._saved(error) from None
+
+    async def _evaluate(self, split: Literal["validation", "test"], name: str, greedy: bool) -> dict[str, float]:
         e = self.config.evaluation
         tasks = self.setup.tasks.split(split)[: e.questions]
         samples = 1 if greedy else e.samples
