@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,12 @@ CASES: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
     "GPT-2": (gpt2, "grpo", {}, {"micro_batch_tokens": 60}),
     "LoRA and KL": (lora, "grpo", {"kl_coef": 0.1}, {"micro_batch_tokens": 60, "epochs": 2}),
     "clipped": (qwen, "grpo", {}, {"grad_clip": 0.01}),
+    "sums, importance weights, an update of one row": (
+        qwen,
+        "grpo",
+        {"kl_coef": 0.1, "entropy_coef": 0.01, "aggregation": "sequence-sum-norm", "norm_constant": 7.0},
+        {"weighted": True},
+    ),
 }  # fmt: skip
 
 
@@ -115,23 +123,27 @@ def whole_gradients(shards: Shards, seen: list[list[torch.Tensor]]) -> list[list
 def compare(ranks: Ranks, case: tuple[Any, str, dict[str, Any], dict[str, Any]], seed_rows: Any) -> dict[str, Any]:
     """One update, or several, over all ranks and alone."""
     build, name, method_options, update_options = case
+    weighted = update_options.get("weighted", False)
     alone = build()
     method = make_method(name, **method_options)
     batch = make_batch(seed_rows)
     shaped = method.shape(batch)
+    importance = None
+    if weighted:  # and of each question one row is learned from, so that the second update has one
+        importance = 0.5 + torch.rand(batch.n_tokens, generator=torch.Generator().manual_seed(0))
+        shaped = replace(shaped, loss_mask=shaped.loss_mask & (batch.trajectory_of % 3 == 1))
     needs_copy = method.loss.kl_coef > 0 and not hasattr(alone, "peft_config")
     shards = shard(copy.deepcopy(alone), ranks)
     with torch.no_grad():  # the policy has moved away from the reference
         references = (copy.deepcopy(alone), shards.keep_reference()) if needs_copy else (None, None)
     one = recorder([p for p in alone.parameters() if p.requires_grad])
     many = recorder(shards.local)
-    choice = options(**update_options)
+    choice = options(**{k: v for k, v in update_options.items() if k != "weighted"})
+    work = functools.partial(update, method=method, batch=batch, shaped=shaped, options=choice, importance=importance)
     expected = {}
     if ranks.leads:
-        expected = update(alone, one, method, batch, shaped, choice, seed=1, reference_model=references[0])
-    found = update(
-        shards.model, many, method, batch, shaped, choice, seed=1, reference_model=references[1], shards=shards
-    )
+        expected = work(alone, one, seed=1, reference_model=references[0])
+    found = work(shards.model, many, seed=1, reference_model=references[1], shards=shards)
     gradients = whole_gradients(shards, many.seen)
     state = shards.optimizer_state(many)
     with shards.gathered() as whole:
