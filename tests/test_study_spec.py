@@ -149,6 +149,18 @@ def test_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path, capsys: 
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_that_share_a_server_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = "http://127.0.0.1:9"
+    study_of(tmp_path, variants=["grpo", "tao-rl"], base={"rollout.server": server})
+    assert main(["study", str(tmp_path / "study.yaml"), "--dry-run"]) == 0
+    assert "6 runs, 1 at once" in capsys.readouterr().out
+    assert main(["study", str(tmp_path / "study.yaml"), "--dry-run", "--jobs", "2"]) == 2
+    assert "same server (rollout.server http://127.0.0.1:9): set jobs to 1" in capsys.readouterr().err
+    own = [{"name": name, "method": "grpo", "rollout.server": f"{server}{name}"} for name in ("1", "2")]
+    study_of(tmp_path, variants=own, seeds=1)
+    assert main(["study", str(tmp_path / "study.yaml"), "--dry-run", "--jobs", "2"]) == 0
+
+
 def test_the_studies_of_the_documentation_are_valid(tmp_path: Path) -> None:
     text = (Path(__file__).parents[1] / "docs" / "study.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)

@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(study: Study, runs: list[Run], out: Path, jobs: int | None, rerun: bool) -> int:
-    from agentropy.study.execute import clear_changed, default_jobs, execute
+    from agentropy.study.execute import clear_changed, execute, jobs_for
     from agentropy.study.progress import make_display
     from agentropy.study.state import alone
     from agentropy.tasks.worlds import make_world
 
-    jobs = jobs or study.spec.jobs or default_jobs(runs)
+    jobs = jobs_for(runs, jobs or study.spec.jobs)
     _make_directory(out)
     with alone(out):
         removed = clear_changed(runs, out, rerun=rerun)
@@ -118,11 +118,11 @@ def _say(results: Results, out: Path) -> None:
 
 
 def _describe(study: Study, runs: list[Run], out: Path, jobs: int | None) -> int:
-    from agentropy.study.execute import default_jobs
+    from agentropy.study.execute import jobs_for
     from agentropy.study.plan import dotted, overrides_of
     from agentropy.study.state import find
 
-    print(f"{study.spec.name}: {len(runs)} runs, {jobs or study.spec.jobs or default_jobs(runs)} at once, in {out}")
+    print(f"{study.spec.name}: {len(runs)} runs, {jobs_for(runs, jobs or study.spec.jobs)} at once, in {out}")
     seen = set()
     for r in runs:
         if (r.setting, r.variant) not in seen:

@@ -31,9 +31,22 @@ RUN_MEMORY = 2 << 30
 """Bytes that a run of an embedded agent is given, with its graders and sandboxes beside it."""
 
 
-def default_jobs(runs: Sequence[Run]) -> int:
-    """As many runs as cores and free memory allow; one where a run has a model of its own, whose size is not known."""
-    if any(r.config.model is not None for r in runs):
+def jobs_for(runs: Sequence[Run], wanted: int | None) -> int:
+    """How many runs at once. Without `wanted` as many as cores and free memory allow; one where a run has a model of
+    its own, whose size is not known, or where runs share a server.
+
+    Raises: UserError where several are wanted that would push their weights to the same server.
+    """
+    servers = [r.config.rollout.server for r in runs if r.config.rollout.server is not None]
+    shared = next((server for server in servers if servers.count(server) > 1), None)
+    if shared is not None and wanted is not None and wanted > 1:
+        raise UserError(
+            f"{wanted} runs at once would push their weights to the same server (rollout.server {shared}): set "
+            "jobs to 1"
+        )
+    if wanted is not None:
+        return wanted
+    if shared is not None or any(r.config.model is not None for r in runs):
         return 1
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // RUN_MEMORY))
 
