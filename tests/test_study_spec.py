@@ -156,7 +156,7 @@ def test_runs_that_share_a_server_take_turns(tmp_path: Path, capsys: pytest.Capt
     assert "6 runs, 1 at once" in capsys.readouterr().out
     assert main(["study", str(tmp_path / "study.yaml"), "--dry-run", "--jobs", "2"]) == 2
     assert "same server (rollout.server http://127.0.0.1:9): set jobs to 1" in capsys.readouterr().err
-    own = [{"name": name, "method": "grpo", "rollout.server": f"{server}{name}"} for name in ("1", "2")]
+    own = {name: {"method": name, "rollout.server": f"{server}/{name}"} for name in ("grpo", "tao-rl")}
     study_of(tmp_path, variants=own, seeds=1)
     assert main(["study", str(tmp_path / "study.yaml"), "--dry-run", "--jobs", "2"]) == 0
 
