@@ -43,7 +43,7 @@ from agentropy.training.sharding import Shards
 from agentropy.training.update import UpdateOptions, update
 from agentropy.trajectory import Trajectory, write_jsonl
 
-STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+STOPPING: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 """Signals that end a run, and what they do by default."""
 ECHO_SECONDS = 3.0
 """How long after the first a second signal may be the same one: a scheduler sends it to all processes, and torchrun
@@ -142,7 +142,7 @@ class Trainer:
 
         def again(number: int, _: Any) -> None:
             if time.monotonic() - first > ECHO_SECONDS:
-                signal.signal(number, STOPPING[signal.Signals(number)])
+                signal.signal(number, STOPPING[number])
                 signal.raise_signal(number)
 
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
