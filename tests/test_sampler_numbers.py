@@ -179,6 +179,9 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_options_without_a_server_are_refused() -> None:
+    for url in ("", "127.0.0.1:8000"):  # before a model is loaded, and in a study's dry run
+        with pytest.raises(UserError, match=r"rollout\.server: a server's URL starts with http"):
+            load_config(None, [("rollout.server", url)])
     with pytest.raises(UserError, match=r"go with 'rollout.server'"):
         load_config(None, parse_overrides(["--sampler.push", "nccl"]))
     with pytest.raises(UserError, match=r"did you mean 'rollout.server'"):

@@ -61,6 +61,13 @@ class RolloutConfig(_Strict):
     """URL of a vLLM server that samples instead of this process; each step's weights are pushed to it
     (docs/sampler.md)."""
 
+    @field_validator("server")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("a server's URL starts with http:// or https://")
+        return value
+
 
 class SamplerConfig(_Strict):
     """How `rollout.server` is used; without it nothing of this counts."""
