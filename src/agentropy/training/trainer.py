@@ -128,33 +128,34 @@ class Trainer:
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C or SIGTERM ends the rollout at once but lets an update finish; a second one ends the process."""
         loop = asyncio.get_running_loop()
-        first = 0.0
+        first: float | None = None
 
         def interrupt() -> None:
-            nonlocal first
-            first = time.monotonic()
-            for number in STOPPING:
-                loop.remove_signal_handler(number)
-                signal.signal(number, again)  # works while the loop does not: during a save
             self._stop.set()
             if self._work is not None:
                 self._work.cancel()
 
-        def again(number: int, _: Any) -> None:
-            if time.monotonic() - first > ECHO_SECONDS:
+        # Not the loop's own handlers: between those and others there are moments in which a signal kills, and they do
+        # nothing while the loop does not run, as during a save.
+        def handle(number: int, _: Any) -> None:
+            nonlocal first
+            if first is None:
+                first = time.monotonic()
+                loop.call_soon_threadsafe(interrupt)
+            elif time.monotonic() - first > ECHO_SECONDS:
                 signal.signal(number, STOPPING[number])
                 signal.raise_signal(number)
 
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # not in the main thread
             for number in STOPPING:
-                loop.add_signal_handler(number, interrupt)
+                signal.signal(number, handle)
         try:
             yield
         finally:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                for number, default in STOPPING.items():
-                    loop.remove_signal_handler(number)
-                    signal.signal(number, default)
+            if first is None:  # else the run is about to end, and an echo must not cut it short
+                with contextlib.suppress(ValueError):
+                    for number, default in STOPPING.items():
+                        signal.signal(number, default)
 
     async def _collect(self) -> Collected:
         r = self.config.rollout
