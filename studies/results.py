@@ -54,7 +54,7 @@ VALID = Show("tool/valid_rate@after", "valid, %")
 LINES, TOKENS = Show("tool/code_lines@after", "code lines", 2), Show("length/model_tokens@after", "tokens")
 CV, WINDOW = (
     Show("optim/grad_norm@train.cv", "gradient norm, std/mean", 2),
-    Show("optim/grad_norm@train.window_cv", "in windows of 10", 2),
+    Show("optim/grad_norm@train.window_cv[10]", "in windows of 10", 2),
 )
 SAMPLED = Show("rollout/trajectories@train.sum", "trajectories, thousands")
 TOKENS_STEP = Show("rollout/tokens@train.mean", "tokens a step, thousands")
@@ -127,15 +127,21 @@ def cell_text(cell: dict[str, Any], column: dict[str, Any], show: Show, *, diffe
         if difference and (cell["low"] > 0 or cell["high"] < 0):
             text += "*"
     if difference and cell["relative"] is not None:
-        text += f" ({cell['relative']:+.0%})"
+        text += f" ({written(cell['relative'], 100, 0, sign=True)} %)"
     return text
 
 
 def table(place: Place, results: dict[str, Any]) -> list[str]:
-    """The lines of a table; a column that nothing was recorded for is left out."""
+    """The lines of a table; a column without a number is left out, and so is a row."""
     [found] = [t for t in results["tables"] if t["setting"] == place.setting]
     keys = [c["key"] for c in found["columns"]]
-    shown = [s for s in place.columns if s.key in keys]
+    if unknown := [s.key for s in place.columns if s.key not in keys]:
+        raise SystemExit(f"{place.study} has no columns {unknown}; there are {keys}")
+    shown = [
+        s
+        for i, s in ((keys.index(s.key), s) for s in place.columns)
+        if any(r["cells"][i]["mean"] is not None for r in found["rows"])
+    ]
     rows = found["rows"]
     if place.source is not None:
         [rows] = [d["rows"] for d in found["differences"] if d["from"] == place.source]
@@ -143,6 +149,8 @@ def table(place: Place, results: dict[str, Any]) -> list[str]:
     lines = ["| | " + " | ".join(s.label for s in shown) + " |", "|---|" + "---:|" * len(shown)]
     for row in rows:
         if (place.only and row["variant"].split(".")[0] not in place.only) or not row["seeds"]:
+            continue
+        if all(row["cells"][keys.index(s.key)]["mean"] is None for s in shown):
             continue
         cells = [
             cell_text(
