@@ -333,3 +333,19 @@ def test_variants_that_start_elsewhere_have_a_row_of_their_own(tmp_path: Path) -
     assert [r.name for r in table.rows][:2] == ["before training: grpo, fast", "before training: short"]
     assert table.rows[0].cells[0].mean == pytest.approx(0.1)
     assert table.rows[1].cells[0].mean == pytest.approx(0.9)
+
+
+def test_a_setting_without_a_complete_run_has_no_panel(tmp_path: Path) -> None:
+    study = example(tmp_path, settings=["arithmetic", "facts"])
+    figure = tmp_path / "out" / "figures" / "reward-accuracy.svg"
+
+    def width() -> float:
+        write_report(study, tmp_path / "out")
+        return float(ElementTree.parse(figure).getroot().attrib["width"].removesuffix("pt"))
+
+    both = width()
+    for run in study.runs:
+        if run.setting == "facts":
+            shutil.rmtree(run.directory(tmp_path / "out"))
+            beside(run.directory(tmp_path / "out"), ".json").unlink()
+    assert width() < 0.8 * both

@@ -102,7 +102,8 @@ def caption(results: Results) -> str:
 def draw(results: Results, curve: Curve, folder: Path) -> Path | None:
     """Write `<metric>.svg` and `.png`; None where no run has the metric. The same results give the same bytes."""
     panels = [(t.setting, lines(results, curve, t.setting)) for t in results.tables]
-    if not any(series for _, series in panels):
+    panels = [(setting, series) for setting, series in panels if series]
+    if not panels:
         return None
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -128,7 +129,7 @@ def draw(results: Results, curve: Curve, folder: Path) -> Path | None:
                 if len(values) > 1:
                     axis.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
                 handles.setdefault(variant, handle)
-            axis.set_title(setting if len(panels) > 1 else "")
+            axis.set_title(setting if len(results.tables) > 1 else "")
             axis.set_xlabel("step" if curve.over == "step" else f"{curve.over} sampled")
             axis.grid(alpha=0.3, linewidth=0.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
