@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentropy.study.markdown import written
+from agentropy.study.results import Cell
+from agentropy.study.spec import Column
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 
@@ -107,61 +111,41 @@ FIGURES = {
 }
 
 
-def written(value: float, factor: float, digits: int, *, sign: bool = False) -> str:
-    """A number of a table; a zero has no sign."""
-    text = f"{value * factor:{'+' if sign else ''}.{digits}f}"
-    return text if text.strip("+-0.") else text.lstrip("+-")
-
-
-def cell_text(cell: dict[str, Any], column: dict[str, Any], show: Show, *, difference: bool) -> str:
-    """mean [low, high], and for a difference * where the interval excludes zero and the relative change."""
-    if cell["mean"] is None:
-        return "–"
-
-    def one(value: float) -> str:
-        return written(value, column["factor"], show.digits, sign=difference)
-
-    text = one(cell["mean"])
-    if cell["low"] is not None:
-        text += f" [{one(cell['low'])}, {one(cell['high'])}]"
-        if difference and (cell["low"] > 0 or cell["high"] < 0):
-            text += "*"
-    if difference and cell["relative"] is not None:
-        text += f" ({written(cell['relative'], 100, 0, sign=True)} %)"
-    return text
-
-
 def table(place: Place, results: dict[str, Any]) -> list[str]:
     """The lines of a table; a column without a number is left out, and so is a row."""
     [found] = [t for t in results["tables"] if t["setting"] == place.setting]
-    keys = [c["key"] for c in found["columns"]]
-    if unknown := [s.key for s in place.columns if s.key not in keys]:
-        raise SystemExit(f"{place.study} has no columns {unknown}; there are {keys}")
-    shown = [
-        s
-        for i, s in ((keys.index(s.key), s) for s in place.columns)
-        if any(r["cells"][i]["mean"] is not None for r in found["rows"])
-    ]
+    at = {c["key"]: i for i, c in enumerate(found["columns"])}
+    if unknown := [s.key for s in place.columns if s.key not in at]:
+        raise SystemExit(f"{place.study} has no columns {unknown}; there are {list(at)}")
+    shown = [s for s in place.columns if any(r["cells"][at[s.key]]["mean"] is not None for r in found["rows"])]
+    columns = [Column(metric=s.key, scale=found["columns"][at[s.key]]["factor"], digits=s.digits) for s in shown]
     rows = found["rows"]
     if place.source is not None:
         [rows] = [d["rows"] for d in found["differences"] if d["from"] == place.source]
     most = max((len(row["seeds"]) for row in rows), default=0)
     lines = ["| | " + " | ".join(s.label for s in shown) + " |", "|---|" + "---:|" * len(shown)]
     for row in rows:
-        if (place.only and row["variant"].split(".")[0] not in place.only) or not row["seeds"]:
+        seeds = len(row["seeds"])
+        cells = [Cell(**row["cells"][at[s.key]]) for s in shown]
+        if (place.only and row["variant"].split(".")[0] not in place.only) or all(c.mean is None for c in cells):
             continue
-        if all(row["cells"][keys.index(s.key)]["mean"] is None for s in shown):
-            continue
-        cells = [
-            cell_text(
-                row["cells"][keys.index(s.key)], found["columns"][keys.index(s.key)], s, difference=bool(place.source)
-            )
-            for s in shown
-        ]
         name = "*before training*" if row["before_training_of"] is not None else row["variant"]
-        name += f" ({len(row['seeds'])} seeds)" if len(row["seeds"]) < most else ""
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        name += f" ({seeds} seeds)" if seeds < most else ""
+        texts = [
+            written(cell, column, seeds, difference=place.source is not None)
+            for cell, column in zip(cells, columns, strict=True)
+        ]
+        lines.append(f"| {name} | " + " | ".join(texts) + " |")
     return lines
+
+
+def lines_of(name: str, runs: Path, studies: dict[str, Any]) -> list[str]:
+    """What belongs under a name of the page; nothing where its study has not been run."""
+    if name == "pilot":
+        made = runs / "pilot" / "table.md"
+        return made.read_text(encoding="utf-8").splitlines() if made.is_file() else []
+    place = PLACES[name]
+    return table(place, studies[place.study]) if place.study in studies else []
 
 
 def main() -> None:
@@ -172,16 +156,8 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     names = re.findall(r"<!-- (?!end)(.+?) -->", text)
     for name in names:
-        lines = None
-        if name == "pilot":
-            lines = (
-                (runs / "pilot" / "table.md").read_text().splitlines()
-                if (runs / "pilot" / "table.md").is_file()
-                else None
-            )
-        elif PLACES[name].study in studies:
-            lines = table(PLACES[name], studies[PLACES[name].study])
-        if lines is not None and len(lines) > 2:
+        lines = lines_of(name, runs, studies)
+        if len(lines) > 2:
             block = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
             text = block.sub(lambda m, lines=lines: m[1] + "\n".join(["", *lines, "", ""]) + m[2], text, count=1)
     partial = PAGE.with_suffix(".partial")

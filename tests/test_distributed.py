@@ -222,14 +222,17 @@ def test_a_run_of_two_processes_is_that_of_one_and_either_goes_on_with_it(tmp_pa
     same_but_for_rounding(one, mixed)
 
 
+def started(out: Path, method: str, stderr: int) -> subprocess.Popen[str]:
+    """A run of two processes that goes on until something ends it."""
+    command = [*TORCHRUN, "-m", "--", "agentropy", "train", f"--method={method}", "--steps=500", f"--out={out}", *SMALL]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ctrl_c_saves_and_leaves_on_all_ranks(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "--", "agentropy", "train", "--method=aepo", "--steps=500", f"--out={out}", *SMALL]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    with started(out, "aepo", stderr=subprocess.PIPE) as process:
         wait_for(out / "trajectories" / "step-000002.jsonl", process, 300)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
@@ -246,10 +249,7 @@ def test_ctrl_c_saves_and_leaves_on_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_rank_ends_all(tmp_path: Path, victim: int) -> None:
     out = tmp_path / "run"
-    command = [*TORCHRUN, "-m", "--", "agentropy", "train", "--method=grpo", "--steps=500", f"--out={out}", *SMALL]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
-    ) as process:
+    with started(out, "grpo", stderr=subprocess.STDOUT) as process:
         wait_for(out / "trajectories" / "step-000001.jsonl", process, 300)
         ranks = [p for p in psutil.Process(process.pid).children() if "RANK" in p.environ()]
         assert len(ranks) == 2
